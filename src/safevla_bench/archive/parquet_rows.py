@@ -32,23 +32,12 @@ from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.single_episode import validate
-from safevla_recorder.channels import (
-    NET_FORCE,
-    NET_IMPULSE,
-    NUMERIC,
-    OF_CONTACTS,
-    PLACE,
-    POSES,
-    REAL,
-    ROWS,
-    TRUTH,
-    ChannelSpec,
-)
+from safevla_recorder import channels
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
-_VALUE_TYPES = {REAL: pa.float64(), TRUTH: pa.bool_(), PLACE: pa.int32()}
+LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in channels.NUMERIC}
+_VALUE_TYPES = {channels.REAL: pa.float64(), channels.TRUTH: pa.bool_(), channels.PLACE: pa.int32()}
 _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float64()), ("impulse_ns", pa.float64())])
 
 
@@ -56,7 +45,7 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
-def _channel_field(spec: ChannelSpec) -> pa.Field:
+def _channel_field(spec: channels.ChannelSpec) -> pa.Field:
     return pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.dtype], LIST_DEPTHS[spec.name]))
 
 
@@ -91,24 +80,24 @@ SCHEMA = pa.schema(
         *HEADER,
         pa.field("bodies", pa.list_(pa.struct([("name", pa.string()), ("role", pa.string())]))),
         pa.field("records", pa.int64()),
-        *(_channel_field(spec) for spec in NUMERIC if not spec.is_grip),
-        *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in POSES),
+        *(_channel_field(spec) for spec in channels.NUMERIC if not spec.is_grip),
+        *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in channels.POSES),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
-        *(pa.field(name, _nest_list(pa.float64(), 2)) for name in OF_CONTACTS),
-        *(_channel_field(spec) for spec in NUMERIC if spec.is_grip),
+        *(pa.field(name, _nest_list(pa.float64(), 2)) for name in channels.OF_CONTACTS),
+        *(_channel_field(spec) for spec in channels.NUMERIC if spec.is_grip),
         pa.field("extra", pa.string()),
     ]
 )
 FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
 """Older types of columns of `SCHEMA`, which can still be read."""
-_RARE = [spec for spec in NUMERIC if spec.is_rare]
+_RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 """The channels whose columns a file has only if one of its episodes has the channel."""
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
     rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
-    rare |= {name for name in OF_CONTACTS if _has_column(batch, name).any()}
+    rare |= {name for name in channels.OF_CONTACTS if _has_column(batch, name).any()}
     rare |= {n for n in RARE_FIELDS if any(getattr(header, n) is not None for header in batch.headers)}
     return frozenset(rare)
 
@@ -116,7 +105,7 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
     left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
-    left_out |= {*OF_CONTACTS, *RARE_FIELDS} - rare
+    left_out |= {*channels.OF_CONTACTS, *RARE_FIELDS} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
 
@@ -128,9 +117,9 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
     columns["bodies"] = pa.array(bodies, SCHEMA.field("bodies").type)
     columns["records"] = pa.array(batch.lengths)
-    for spec in ROWS:
+    for spec in channels.ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
-    for spec in POSES:
+    for spec in channels.POSES:
         poses = batch.poses(spec.name)
         counts = np.diff(poses.body_starts)
         places = pa.array(poses.body - np.repeat(batch.body_starts[:-1], counts), pa.int32())
@@ -155,12 +144,12 @@ def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
-def _to_arrow(values: NDArray[np.float64], spec: ChannelSpec) -> pa.Array:
-    nothing = values < 0 if spec.dtype == PLACE else None
+def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Array:
+    nothing = values < 0 if spec.dtype == channels.PLACE else None
     return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=nothing)
 
 
-def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
+def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
     if spec.is_scalar:  # of several arms one after the other
         return _list_array(_to_arrow(channel.values, spec), rows * np.maximum(channel.width, 0), channel.present)
@@ -168,7 +157,7 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
     return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
 
 
-def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
+def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
     values = _to_arrow(poses.channel.values, spec)
@@ -178,8 +167,8 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
 
 
 def _has_column(batch: Batch, name: str) -> Bools:
-    if name == NET_FORCE:
-        listed = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
+    if name == channels.NET_FORCE:
+        listed = np.array([channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & listed
     known = join_lengths((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known[batch.contacts.starts][batch.starts]) > 0
@@ -196,16 +185,15 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
     listed = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
-    for name in OF_CONTACTS:
+    for name in channels.OF_CONTACTS:
         present = _has_column(batch, name)
         values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), counts)]
         listed[name] = pa.array(values, mask=np.isnan(values)), present
-    return {
-        name: _list_array(
-            _list_array(values, counts[np.repeat(present, batch.lengths)]), np.where(present, batch.lengths, 0), present
-        )
-        for name, (values, present) in listed.items()
-    }
+    nested = {}
+    for name, (values, present) in listed.items():
+        steps = _list_array(values, counts[np.repeat(present, batch.lengths)])
+        nested[name] = _list_array(steps, np.where(present, batch.lengths, 0), present)
+    return nested
 
 
 # Decoding of all rows of a group at once. The error is that of the first invalid row: its place holds for one row
@@ -294,7 +282,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
     return base + names.index(outline.target_object) if outline.target_object in names else -1
 
 
-def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel:
+def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
     """Return a channel of all episodes, given the number of `bodies` in each row, [E]; Booleans become 0.0 and 1.0."""
     values, counts, present = columns.lists(spec.name)
     items, shape, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
@@ -307,7 +295,7 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
             sizes = [sizes[0] // arms[e], arms[e]]
         check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]), int(arms[e]))
     filled: NDArray[Any]
-    if spec.dtype == PLACE:
+    if spec.dtype == channels.PLACE:
         filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     else:
         filled = _to_numpy(values, spec.name)
@@ -316,7 +304,7 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
     return Channel(numbers, join_lengths(items), np.where(present, width, -1))
 
 
-def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: ChannelSpec) -> Ints:
+def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
     """Return the length of all lists of each episode, [E], given their number of `items`; of a row if it has none."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
@@ -329,7 +317,7 @@ def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: ChannelSpec
     return widths
 
 
-def _read_poses(columns: _Columns, spec: ChannelSpec) -> Poses:
+def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     listed, counts, posed = columns.lists(spec.bodies)
     present = columns.lists(spec.name)[2]
     if (posed != present).any():
@@ -362,22 +350,20 @@ def _read_contacts(columns: _Columns) -> Contacts:
         b=pair["b"] + shift,
         force_n=_to_numpy(force, "contacts.force_n"),
         impulse_ns=_fill_nulls(impulse, np.nan).astype(np.float64),
-        **{name: _read_contact_column(columns, name, touching) for name in OF_CONTACTS},
+        **{name: _read_contact_column(columns, name, touching) for name in channels.OF_CONTACTS},
     )
 
 
 def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArray[np.float64]:
     """Return a number of each contact, NaN for episodes without; `touching` counts the contacts of a record."""
     steps, counts, present = columns.lists(name)
-    recorded = np.repeat(present, columns.records)
-    if (counts[present] != columns.records[present]).any() or not np.array_equal(
-        _list_lengths(_require_no_nulls(steps, name)), touching[recorded]
-    ):
+    recorded, has_steps = np.repeat(present, columns.records), (counts[present] == columns.records[present]).all()
+    if not has_steps or not np.array_equal(_list_lengths(_require_no_nulls(steps, name)), touching[recorded]):
         refuse_field("the number of values differs from the number of contacts", "Write one for each contact.", name)
     values, numbers = steps.flatten(), np.full(int(touching.sum()), np.nan)
-    if name == NET_IMPULSE:
+    if name == channels.NET_IMPULSE:
         _refuse_nan(values, name)
-    filled = _fill_nulls(values, np.nan) if name == NET_IMPULSE else _to_numpy(values, name)
+    filled = _fill_nulls(values, np.nan) if name == channels.NET_IMPULSE else _to_numpy(values, name)
     numbers[np.repeat(recorded, touching)] = filled
     return numbers
 

@@ -337,12 +337,10 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
     if spec.per_arm and arms > 1:
         expected = [records, (spec.row_size or 1) * arms]
-    if len(shape) != len(expected) or any(
-        size not in ("any", actual) for size, actual in zip(expected, shape, strict=True)
-    ):
-        refuse_field(
-            f"the shape is {list(map(int, shape))}, expected [{', '.join(map(str, expected))}]", _REMEDY, spec.name
-        )
+    fits = all(size in ("any", actual) for size, actual in zip(expected, shape, strict=False))
+    if len(shape) != len(expected) or not fits:
+        wanted = ", ".join(map(str, expected))
+        refuse_field(f"the shape is {list(map(int, shape))}, expected [{wanted}]", _REMEDY, spec.name)
     if spec.is_per_action and records == 1:
         refuse_field(f"a single record has no {spec.name}", _REMEDY, spec.name)
 

@@ -112,9 +112,8 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for file in stale:
         (run.folder / run_folder.FRAMES / file).unlink(missing_ok=True)
     written = {listed.name: listed.read_bytes(), **{frame.file: content for frame, content in rendered}}
-    add_digests(
-        run.folder, {f"{run_folder.FRAMES}/{name}": part for name, part in {**dict.fromkeys(stale), **written}.items()}
-    )
+    changed = {**dict.fromkeys(stale), **written}
+    add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": part for name, part in changed.items()})
     return frames
 
 

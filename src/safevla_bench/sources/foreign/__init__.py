@@ -120,10 +120,9 @@ def _read_lerobot(path: Path) -> ForeignResults:
 def _read_harness(path: Path) -> ForeignResults:
     with closing(_open_recording(path)) as connection:
         entries = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
+        suites = {eval_id: str(entry.get("benchmark") or eval_id) for eval_id, entry in entries.items()}
         episodes = tuple(
-            ForeignEpisode(
-                str(entries.get(eval_id, {}).get("benchmark") or eval_id), str(task), _STATUSES[status], steps
-            )
+            ForeignEpisode(suites.get(eval_id, str(eval_id)), str(task), _STATUSES[status], steps)
             for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
     errors = sum(episode.success is None for episode in episodes)

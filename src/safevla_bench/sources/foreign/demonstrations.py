@@ -69,9 +69,7 @@ class RecordedActions:
     env_seed: int | None = None
     wait_steps: int | None = None
     rest_steps: int = 0  # the settling action, if `wait_steps` are known
-    earlier_resets: int | None = (
-        None  # resets of the environment since it was made and seeded; None = seeded before this
-    )
+    earlier_resets: int | None = None  # resets of its environment since it was seeded; None = seeded before this one
     drawn: bool = False  # True if its start was drawn, so that it is not the initial state of that number
     proprioception: Floats | None = None  # [T, 8] float32 after each action: position in m, axis-angle, two fingers
     success: bool | None = None
@@ -210,9 +208,8 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")
             text = instructions.get(frames["task_index"][0].as_py())
-            takes.append(
-                RecordedActions(name=episode_name(frames), source=folder.name, actions=actions, instruction=text)
-            )
+            take = RecordedActions(name=episode_name(frames), source=folder.name, actions=actions, instruction=text)
+            takes.append(take)
         widths = dict.fromkeys(take.actions.shape[1] for take in takes)
         if len(widths) != 1:
             raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")

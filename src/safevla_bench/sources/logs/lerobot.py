@@ -379,9 +379,8 @@ def _pick_numbers(
         try:
             return decide_forces(names, size)
         except ValueError as question:
-            remedy = (
-                f"Write index = [x, y, z] under [{part}], counted from 0. Its names are: {', '.join(names) or 'none'}."
-            )
+            listed = ", ".join(names) or "none"
+            remedy = f"Write index = [x, y, z] under [{part}], counted from 0. Its names are: {listed}."
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
     if not index or max(index) >= size:
         remedy = f"Write an index from 0 to {size - 1}. Its names are: {', '.join(names)}."

@@ -252,9 +252,8 @@ def read_mapping(path: Path) -> LogMapping:
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         facts = mapping.episode, *mapping.trials
         for target in {each.target for each in facts} - {None, *targets}:
-            raise ValueError(
-                f"target {target!r} is not a body with role target; those are: {', '.join(targets) or 'none'}"
-            )
+            listed = ", ".join(targets) or "none"
+            raise ValueError(f"target {target!r} is not a body with role target; those are: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
             if len(grip.names or grip.index or ("the only one",)) != 1:
@@ -416,9 +415,8 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     if any(has_turns) and not all(has_turns):
         warn("the orientations of the hands are left out, since one has none")
     further = {} if even and not episode.has_stamps else {"time_s": time_s}
-    if forces := [
-        _measure_forces(*each, episode, series, chosen, warn) for each in mapping.columns_of("wrench").items()
-    ]:
+    wrenches = mapping.columns_of("wrench").items()
+    if forces := [_measure_forces(*each, episode, series, chosen, warn) for each in wrenches]:
         further[wrench.CHANNEL] = np.hstack(forces)
     torques = [_find_largest(episode.series[name], chosen, warn) for name in mapping.columns_of("torque")]
     grips = [_gripper_contact(*each, episode, chosen) for each in mapping.columns_of("gripper").items()]
@@ -557,10 +555,9 @@ def _gripper_contact(
     is_held = np.isfinite(value) & (low < value) & (value < high)
     if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
         if (is_held & (value != 0) & (value != 1)).any():
-            problem = (
-                f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not show whether it holds something"
-            )
-            refuse_field(problem, f"Write holds_above, holds_below or both under [{name}].", name)
+            numbers = f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g}"
+            remedy = f"Write holds_above, holds_below or both under [{name}]."
+            refuse_field(f"{numbers} do not show whether it holds something", remedy, name)
         is_held &= value != 0
     holds[record_of_row[is_held]] = True
     return holds
@@ -582,9 +579,8 @@ def _build_header(
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     embodiment = asked.embodiment or episode.embodiment or "unknown"
-    torques = {
-        name: columns for name, columns in mapping.columns_of("torque").items() if isinstance(columns, TorqueColumns)
-    }
+    mapped = mapping.columns_of("torque").items()
+    torques = {name: columns for name, columns in mapped if isinstance(columns, TorqueColumns)}
     for name, columns in torques.items():
         _require_torque_limits(columns, embodiment, episode.series[name], name)
     wording = episode.instruction or episode.name
@@ -619,13 +615,11 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         known = "no torque limits are published for" if robot else "no torque limits are known for"
-        remedy = (
-            f"Write limits_nm under [{table}], one for each joint in N·m, or the robot as `embodiment` under [episode]."
-        )
+        limits_nm = f"limits_nm under [{table}], one for each joint in N·m"
+        remedy = f"Write {limits_nm}, or the robot as `embodiment` under [episode]."
         refuse_field(f"{known} the robot {embodiment!r}", remedy, table)
-    is_torque = (
-        columns.unit or columns.scale != 1 or re.search("torque|moment|tau", f"{columns.source} {columns.field}")
-    )
+    says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
+    is_torque = columns.unit or columns.scale != 1 or says_torque
     named = " ".join(part.names or columns.names or ()).lower()
     is_ur = all(joint in named for joint in _UR_JOINTS)
     of_arm = table != "torque"  # bimanual robots such as ALOHA publish currents as effort
