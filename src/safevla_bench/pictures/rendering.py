@@ -282,11 +282,9 @@ a millimeter.
 
 
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
-    """Return the 3-D replay of an episode, a batch of one, as the file that the report's player reads.
-
-    `meshes`, digest -> mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises
-    `HostError` if the stage cannot describe its scene, `RunError` if bodies would not be shown where they were
-    recorded.
+    """Return the 3-D replay of an episode, a batch of one, as the file that the report's player reads. `meshes`, digest
+    -> mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises `HostError` if the stage
+    cannot describe its scene, `RunError` if bodies would not be shown where they were recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
     poses = [stage.pose(step) for step in range(int(record.starts[-1]))]

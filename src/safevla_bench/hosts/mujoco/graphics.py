@@ -136,11 +136,9 @@ def egl_device() -> Iterator[None]:
 
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
-    """Return the index of the EGL device for a worker, and a warning or "".
-
-    `visible` is CUDA_VISIBLE_DEVICES; workers take its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV)
-    count only visible devices, unless there are more ordinals than visible devices; then they count all. None means
-    that nothing is known and the simulator chooses.
+    """Return the index of the EGL device for a worker, and a warning or "". `visible` is CUDA_VISIBLE_DEVICES; workers
+    take its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count only visible devices, unless there are
+    more ordinals than visible devices; then they count all. None means that nothing is known and the simulator chooses.
     """
     named = () if visible is None else map(str.strip, visible.split(","))
     entries = list(takewhile(_CUDA_NAME.match, named))  # as in CUDA, the first other word ends the list

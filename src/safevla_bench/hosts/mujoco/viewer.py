@@ -214,11 +214,9 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
-    """Return the seed that recreates the episode's scene; no settling, because states are set.
-
-    A replay that began at a recorded state begins there again. So does an episode of a user's loop without a seed or
-    initial state, with its fixtures if recorded. Raises `HostError` if the record has neither kind of start, or its
-    fixtures are not poses.
+    """Return the seed that recreates the episode's scene; no settling, because states are set. A replay that began at a
+    recorded state begins there again. So does an episode of a user's loop without a seed or initial state, with its
+    fixtures if recorded. Raises `HostError` if the record has neither kind of start, or its fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:

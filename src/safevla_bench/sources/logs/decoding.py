@@ -42,10 +42,8 @@ class JsonObject:
 
 def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     """Return the function that decodes the messages of a channel, using the requested distribution of ROS, or the one
-    that wrote the recording, if known.
-
-    Raises `RecordError` for an unsupported encoding, a type whose definition is not known, or one that is refused. The
-    function raises `RecordError` for a message that does not match its type.
+    that wrote the recording, if known. Raises `RecordError` for an unsupported encoding, a type whose definition is not
+    known, or one that is refused. The function raises `RecordError` for a message that does not match its type.
     """
     try:
         decode = _make_decoder(channel, asked, written)
