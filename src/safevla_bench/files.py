@@ -145,22 +145,17 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}
         for path in (folder / name for name in sorted(contents, key=lambda name: name != chief)):
+            content = contents[path.relative_to(folder).as_posix()]
             with translated_errors(path):
-                ready[path] = staged.enter_context(_staged_content(path, contents[path.relative_to(folder).as_posix()]))
+                ready[path] = staged.enter_context(_temporary_path(path))
+                with _synced_file(ready[path]) as stream:
+                    stream.write(content.encode() if isinstance(content, str) else content)
         for path in list(ready)[1:]:
             with translated_errors(path):
                 path.unlink(missing_ok=True)
         for path, beside in ready.items():
             with translated_errors(path):
                 beside.replace(path)
-
-
-@contextmanager
-def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
-    with _temporary_path(path) as beside:
-        with _synced_file(beside) as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-        yield beside
 
 
 @contextmanager
