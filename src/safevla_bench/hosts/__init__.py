@@ -26,9 +26,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_bench.version import __version__
 from safevla_recorder import attachment, identity
-from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import SIMULATION, add_header_field
-from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.recorder import EpisodeLog
 
 GROUP = "safevla_bench.hosts"
@@ -175,7 +173,7 @@ def episode_header(
     """
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
-        TaskLabel(task.benchmark, task.task_id, task.instruction),
+        attachment.TaskLabel(task.benchmark, task.task_id, task.instruction),
         success=success,
         env_seed=seed.env_seed,
         index=None if is_recorded else seed.init_state_index,
@@ -194,7 +192,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     embodiment: str
     torque_limit_nm: tuple[float, ...] | None = None  # base first [N·m], if not those of the embodiment
-    _identity = TaskIdentity()
+    _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
         """Set bounds [A] of ±1, without simulating."""

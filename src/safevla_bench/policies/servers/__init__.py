@@ -20,7 +20,6 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers import dialects, transforms
-from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
 from safevla_bench.sources.runs.folder import Repeats
 
@@ -68,7 +67,7 @@ class ChunkModel(ABC):
     infer_s: float | None = None  # the model's time for the last reply, if its server says it
     has_answered = False  # whether any reply was usable: if the first one is not, every episode would fail the same way
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
         self.greeting: Greeting = {}  # the server's description of itself, sanitized for a record
         self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
@@ -94,7 +93,7 @@ class ChunkModel(ABC):
         """
 
     @abstractmethod
-    def query(self, observation: Observation) -> Reply:
+    def query(self, observation: Observation) -> dialects.Reply:
         """Return the model's raw reply to an observation. Raises `ServerLostError` if the server disappears or falls
         silent, and `PolicyError` if it fails, its reply cannot be read, or the observation does not fit the dialect.
         """
@@ -240,7 +239,7 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
 
 
 def client_factory(
-    name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ChunkModel]
+    name: str, make_model: Callable[[Endpoint, dialects.Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
     """Return the factory for a kind of client; its keyword parameters, all text, are the policy's arguments.
     `make_model` gets the endpoint, the dialect, and all given arguments. The factory does not connect; it raises

@@ -18,7 +18,6 @@ from safevla_bench.files import read_shipped
 from safevla_bench.interface.policy import Observation, Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
-from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"
 MARK = "@"  # in the name of every entry, and of no other policy
@@ -127,7 +126,7 @@ class EntryModel(ChunkModel):
         self.dialect, self.wants = self._now.dialect, self._now.wants
         self.greeting, self.env_seed = self._now.greeting, self._now.env_seed
 
-    def query(self, observation: Observation) -> Reply:
+    def query(self, observation: Observation) -> dialects.Reply:
         return self._now.query(observation)
 
     def close(self) -> None:

@@ -27,7 +27,6 @@ from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
-from safevla_bench.policies.servers.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import zmq
@@ -43,7 +42,7 @@ class Gr00tModel(ChunkModel):
     serves one request at a time, and is unusable after a timeout, so it is then replaced.
     """
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.codec, self._endpoint = endpoint.addresses[0], GR00T, endpoint
         self._socket: zmq.SyncSocket | None = None

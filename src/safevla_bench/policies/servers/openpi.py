@@ -30,7 +30,6 @@ from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T_MAIN, OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.text import get_logger
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class WebsocketModel(ChunkModel):
     kind = "openpi"
     codec = OPENPI
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.key = endpoint.addresses[0], endpoint.key
         self._endpoint = endpoint
@@ -178,7 +177,7 @@ class WebsocketModel(ChunkModel):
 class OpenpiModel(WebsocketModel):
     """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         key = arguments.get("unnorm_key")
         super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
@@ -238,7 +237,7 @@ def _image_keys(dialect: Dialect) -> list[str]:
     return [field.place for field in dialect.fields if field.camera]
 
 
-def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
+def _parse_served(greeting: servers.Greeting) -> _ServedGreeting | None:
     try:
         return msgspec.convert(greeting, _ServedGreeting)
     except msgspec.ValidationError:

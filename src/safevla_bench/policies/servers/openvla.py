@@ -31,7 +31,6 @@ from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint
 
 NO_STATISTICS = "none"  # as `unnorm_key`: send none
 
@@ -41,7 +40,7 @@ class HttpModel(ChunkModel):
 
     kind, codec = "openvla", OPENVLA
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self._endpoint = endpoint.addresses[0], endpoint
 
@@ -120,7 +119,7 @@ class OpenvlaModel(HttpModel):
     actions; by default the suite's, as in OpenVLA's evaluation; `none` = the model's only ones.
     """
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` for an `unnorm_key` with a server other than OpenVLA's."""
         super().__init__(endpoint, dialect, arguments)
         self._own_dialect, self._statistics = dialect, arguments.get("unnorm_key")

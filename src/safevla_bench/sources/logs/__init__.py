@@ -15,7 +15,6 @@ from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.memory import limit_each, limit_memory
 from safevla_bench.sources.logs import lerobot, proposal, recordings, records, summary, trials
-from safevla_bench.sources.logs.lerobot import INFO
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
 
@@ -136,7 +135,7 @@ def find_log(path: Path) -> Log | None:
         found = recordings.find_recordings(log)
     if (log / lerobot.INFO_1).is_file():
         raise lerobot.version_error("v1").with_place(Place(file=str(log / lerobot.INFO_1)))
-    if not found and not (log / INFO).is_file():
+    if not found and not (log / lerobot.INFO).is_file():
         if named is None:
             return None
         remedy = (

@@ -42,7 +42,6 @@ from safevla_bench.sources.runs.folder import (
     recorded_code,
     require_same_code,
 )
-from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
@@ -330,7 +329,7 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
     except msgspec.ValidationError:
         _refuse_folder(folder, "this run is not a shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
-        done, planned = count_progress(folder)
+        done, planned = parts.count_progress(folder)
         remedy = f"Continue it: {format_continuation(folder)}"
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
@@ -384,7 +383,7 @@ def list_shard_states(
         try:
             description = read_description(folder)
             stretch = msgspec.convert(description.get("shard"), PlanStretch)
-            done, planned = count_progress(folder)
+            done, planned = parts.count_progress(folder)
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
