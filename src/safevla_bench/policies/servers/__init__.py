@@ -25,12 +25,7 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # of one observation, to see whether answers repeat; a server may compile its model at the first
-_READINGS = {
-    "agent_pos": 4,
-    "joint_pos": 7,
-    "joint_vel": 7,
-    "gripper_qvel": 2,
-}  # sizes of the host readings that dialects send
+_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of those that dialects send
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
