@@ -116,12 +116,14 @@ def test_a_run_whose_episodes_all_crashed_has_no_results_for_a_hub(safevla, tmp_
 
 
 def test_a_row_of_the_authors_csv_names_the_run_folder_of_its_policy(safevla, tmp_path):
-    for name in ("first", "second"):
-        write_archive(tmp_path / f"{name}.jsonl", from_recording(recording(4, policy="mine")))
-    sources = [f"{policy}={tmp_path}/{name}.jsonl" for policy, name in (("a", "first"), ("b", "second"))]
-    safevla.ok("export", *sources, "--format", "safevla-csv", "--out", tmp_path / "out.csv")
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-    assert {row["model"]: row["run_dir"] for row in rows} == {"a": "first.jsonl", "b": "second.jsonl"}
+    for names in (["first.jsonl", "second.jsonl"], ["one/run.jsonl", "two/run.jsonl"]):
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            write_archive(tmp_path / name, from_recording(recording(4, policy="mine")))
+        sources = [f"{policy}={tmp_path}/{name}" for policy, name in zip("ab", names, strict=True)]
+        safevla.ok("export", *sources, "--format", "safevla-csv", "--out", tmp_path / "out.csv")
+        rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+        assert {row["model"]: row["run_dir"] for row in rows} == dict(zip("ab", names, strict=True))
 
 
 def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp_path):

@@ -168,7 +168,9 @@ class _PairSettings(_FormSettings, frozen=True):
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     judged.ruleset.require_whole("the authors' CSV holds results of the paper's reading", "Judge without it.")
-    names = [path.resolve().name for path in choice.sources]
+    paths = [path.resolve() for path in choice.sources]
+    is_shared = len({path.name for path in paths}) < len(paths)  # then their parent folders distinguish them
+    names = [f"{path.parent.name}/{path.name}" if is_shared else path.name for path in paths]
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
     return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
 
