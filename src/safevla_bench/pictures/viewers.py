@@ -28,6 +28,7 @@ from safevla_bench.explain.episode import SpecTrace, trace_specs
 from safevla_bench.explain.trace import MARGIN
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
+from safevla_bench.judging.scoring import view_clause
 from safevla_bench.plugins import install_command
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
@@ -86,7 +87,12 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     """
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
-    events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
+    views = (view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset) for trace in traces)
+    events = (
+        event
+        for trace, view in zip(traces, views, strict=True)
+        for event in _violation_events(trace, view, ruleset.registry)
+    )
     contacts, name = record.contacts, record.body_label
     pairs = [
         (escape_controls(name(a)), escape_controls(name(b)), force_n)
