@@ -70,6 +70,27 @@ def test_suites_with_one_change_are_pooled_and_policies_stay_apart():
     assert (item.pairs, item.tasks, item.difference) == (200, 20, -0.2)
 
 
+def test_variants_of_a_task_are_paired_with_its_first_start_and_count_once():
+    """`TASK/NAME`, as LIBERO-plus has them: two variants of each of ten tasks, and starts of the tasks besides."""
+    plain = source("goal", 20, n=20)
+    starts = [
+        structs.replace(h, task_id=f"task_{k % 10}", init_state_index=k // 10) for k, h in enumerate(plain.headers)
+    ]
+    varied = source("goal-camera", 5, n=20)
+    variants = [
+        structs.replace(h, task_id=f"task_{k % 10}/view_{k}", init_state_index=0) for k, h in enumerate(varied.headers)
+    ]
+    sides = replace(plain, headers=tuple(starts)), replace(varied, headers=tuple(variants))
+    (row,) = compare_changes(sides).changes
+    item = row.differences["sr"]
+    assert (row.suites, row.left_out, item.tasks) == (("goal",), 10, 10)
+    assert item.difference == pytest.approx((5 * 0.5 + 5 * 0.0) / 10 - 1)  # five tasks with one success of two
+    assert item.ci[0] < item.difference < item.ci[1]
+    later = replace(sides[1], headers=tuple(structs.replace(h, seed=9) for h in variants))
+    (unpaired,) = compare_changes([sides[0], later]).changes
+    assert (unpaired.left_out, unpaired.differences["sr"].difference) == (40, None)
+
+
 def test_what_differs_between_the_tasks_of_a_change_is_named():
     words = replace(LAN, headers=tuple(structs.replace(header, instruction="open it") for header in LAN.headers))
     plain = replace(BASE, headers=tuple(structs.replace(header, instruction="open") for header in BASE.headers))

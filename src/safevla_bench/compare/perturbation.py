@@ -1,15 +1,17 @@
 """Effects of changes of a suite on a policy, and of filters of its actions, each paired with the unchanged episodes.
 
 A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A suite that was
-run twice is the control: nothing was changed, so any difference is noise. For filters: how often and how much they
-changed actions, and how the same episodes went without them.
+run twice is the control: nothing was changed, so any difference is noise. The variants `TASK/NAME` of a task, as in
+LIBERO-plus's `libero-goal-camera`, are together compared with the task's own start. For filters: how often and how much
+they changed actions, and how the same episodes went without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import count, takewhile
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -94,9 +96,12 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
-    common = [_select_common(*side_pair, with_seed=change != CONTROL) for side_pair in sides]
     is_control = change == CONTROL
-    pairs = [pair_episodes(side_pair, across_seeds=is_control, across_tasks=not is_control) for side_pair in common]
+    common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
+    pairs = [
+        pair_episodes(parts, across_seeds=is_control or _has_variants(*whole), across_tasks=not is_control)
+        for parts, whole in zip(common, sides, strict=True)
+    ]
     planned = [
         sum(len(side) + len(side.lost) for side_pair in results for side in side_pair) for results in (sides, common)
     ]
@@ -115,14 +120,40 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    def start(episode: Header | AbsentEpisode) -> tuple[object, ...]:
-        return episode.task_id, episode.init_state_index, episode.seed if with_seed else None
+    sides, varies = (plain, changed), _has_variants(plain, changed)
 
-    sides = plain, changed
+    def start(episode: Header | AbsentEpisode) -> tuple[object, ...]:
+        task = _name_task(episode) if varies else episode.task_id
+        return task, episode.init_state_index, episode.seed if with_seed else None
+
     planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
     shared = planned[0] & planned[1]
     first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
+    if varies:  # the variants of a task become several runs of its start, whose mean counts
+        numbers = count()
+        second = replace(
+            second,
+            headers=tuple(_join_variant(header, numbers) for header in second.headers),
+            lost=tuple(_join_variant(episode, numbers) for episode in second.lost),
+        )
     return replace(first, name="unchanged"), replace(second, name="changed")
+
+
+Episode = TypeVar("Episode", Header, AbsentEpisode)
+
+
+def _name_task(episode: Header | AbsentEpisode) -> str:
+    return episode.task_id.partition("/")[0]
+
+
+def _join_variant(episode: Episode, numbers: Iterator[int]) -> Episode:
+    return msgspec.structs.replace(episode, task_id=_name_task(episode), seed=next(numbers))
+
+
+def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
+    sides = ((*side.tasks, *side.lost_tasks) for side in (plain, changed))
+    named, varied = (any("/" in task_id for _, task_id in tasks) for tasks in sides)
+    return varied and not named
 
 
 # Effects of filters
