@@ -128,13 +128,17 @@ class Registry:
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's own entry, else that of its family, renamed; for a task of a robot's log, one is made.
-        Raises `UnknownTaskError`, with the TOML to add, if there is none.
+        """Return the task's own entry, else that of its family, renamed; for a task of a robot's log, one is made. A
+        variant `TASK/NAME` in a suite with another's tags has its task's entry, without the instruction. Raises
+        `UnknownTaskError`, with the TOML to add, if there is none.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
         if exact is not None:
             return exact
+        varied = self.tasks.get((benchmark, self._varied_task(benchmark, task_id)))
+        if varied is not None:
+            return replace(varied, task_id=task_id, instruction=None)
         name = self._host_task_name(benchmark, task_id)
         for family in self.families:
             if family.matches_task(benchmark, name):
@@ -145,6 +149,10 @@ class Registry:
             return self._log_entry(task_id)
         problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that matches it"
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
+
+    def _varied_task(self, benchmark: str, task_id: str) -> str:
+        suite = self.benchmarks.get(benchmark)
+        return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
     def _log_entry(self, task_id: str) -> TaskEntry:
         """Return the entry of a task of a robot's log, whose template is the part of its id before the first slash,
@@ -213,6 +221,7 @@ class Registry:
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
+        task_id = self._varied_task(benchmark, task_id)
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:

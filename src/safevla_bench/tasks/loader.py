@@ -22,8 +22,8 @@ from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, Task
 from safevla_bench.tasks.file_formats import read_tables
 
 _BUILT_IN = (
-    "capabilities templates libero_spatial libero_object libero_goal libero_10 libero_90 libero_pro robocasa_365 "
-    "robocasa_pnp maniskill metaworld robosuite fake goal_bodies"
+    "capabilities templates libero_spatial libero_object libero_goal libero_10 libero_90 libero_pro libero_plus "
+    "robocasa_365 robocasa_pnp maniskill metaworld robosuite fake goal_bodies"
 )
 BUILT_IN = tuple(f"{name}.toml" for name in _BUILT_IN.split())
 K = TypeVar("K", bound=Hashable)

@@ -61,8 +61,12 @@ class TaskRules(HostRules):
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists none: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
-        """Fail unless `versions()` lists some, none of them empty, and the record's header has the same."""
-        versions = self.host().versions()
+        """Fail unless `versions()` lists some, none of them empty, and the record's header has the same. The suite's
+        tasks are listed first: files of its own may have a version, too.
+        """
+        host = self.host()
+        host.tasks(run.trial.suite)
+        versions = host.versions()
         require(bool(versions), "The host lists no versions, which distinguish records of different simulators.")
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")

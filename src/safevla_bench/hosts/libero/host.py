@@ -12,11 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
+from safevla_bench.hosts.libero.noise import SIZE, add_noise
+from safevla_bench.hosts.libero.plus import (
+    BENCHMARKS,
+    CATEGORIES,
+    PER_STRATUM,
+    data_folder,
+    describe_sample,
+    find_variant,
+    is_plus,
+    list_tasks,
+    parse_count,
+)
+from safevla_bench.hosts.libero.tasks import (
+    NO_METHODS,
+    place_objects,
+    placement_space,
+    restore_controllers,
+    starting_state,
+)
 from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost, RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
@@ -31,21 +50,38 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiberoHost(MujocoHost):
-    """The host `libero`; everything but the list of suites needs the extra `libero`."""
+    """The host `libero`; everything but the list of suites needs the extra `libero`.
+
+    `plus` is the number of LIBERO-plus's variants of each suite and category that run, or `all`.
+    """
 
     name = "libero"
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
+    def __init__(self, plus: str = str(PER_STRATUM)) -> None:
+        self._plus = parse_count(plus)
+        self._sample: dict[str, str] = {}
+
     def suites(self) -> tuple[str, ...]:
-        return tuple(ALL_SUITES)
+        """Return the names of LIBERO's and LIBERO-PRO's suites, and of LIBERO-plus's if its files are here."""
+        try:
+            data_folder()
+        except HostError:
+            return tuple(ALL_SUITES)
+        return (*ALL_SUITES, *(name for name, (_, category) in BENCHMARKS.items() if category in CATEGORIES))
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
+        Of `libero-plus` and its categories these are the sample's.
 
         A path instead of a suite's name means your own tasks: a BDDL file, or a folder of them in name order, whose
         name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed or
         cannot be imported.
         """
+        if is_plus(suite):
+            libero_tasks.require_libero()
+            self._sample = describe_sample(self._plus)
+            return list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
             if libero_tasks.is_task_path(suite):
@@ -63,7 +99,8 @@ class LiberoHost(MujocoHost):
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task, with a renderer and GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
-        return LiberoEnv(task, wants, self.versions())
+        sample = describe_sample(self._plus) if task.benchmark in BENCHMARKS else {}
+        return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the x and y of each movable object that LIBERO places on a table or floor, within its BDDL region."""
@@ -71,7 +108,8 @@ class LiberoHost(MujocoHost):
             return placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        return libero_tasks.versions()
+        """Return the versions of all that a trajectory depends on, with LIBERO-plus's if its tasks have been listed."""
+        return {**libero_tasks.versions(), **self._sample}
 
 
 class LiberoEnv(RobosuiteEnv):
@@ -98,9 +136,15 @@ class LiberoEnv(RobosuiteEnv):
         super().__init__(task, wants, versions)
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
-        self._init_states = libero_tasks.load_init_states(task)
-        self._env = libero_tasks.make_control_env(libero_tasks.bddl_file(task), wants)
-        self._identity = task_identity(libero_tasks.bddl_file(task), self._init_states)
+        self._control_steps = 0
+        self._variant = variant = find_variant(task)
+        if variant and variant.noise and wants.cameras and wants.image_size != SIZE:
+            problem = f"LIBERO-plus's noise is defined for pictures of {SIZE[0]} x {SIZE[1]}, not {wants.image_size}"
+            raise HostError(problem, remedy="Take a policy that wants such pictures, or leave out the noise variants.")
+        self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
+        file = variant.task_file() if variant else libero_tasks.bddl_file(task)
+        self._env = libero_tasks.make_control_env(file, wants, variant.domain_methods() if variant else NO_METHODS)
+        self._identity = task_identity(file, self._init_states)
         self._scene = libero_tasks.KeptScene(self._env.env)
         self._goals = GoalWatch(self._env.env)
         self._goals.attach()
@@ -132,6 +176,7 @@ class LiberoEnv(RobosuiteEnv):
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed, LiberoHost.supports)
+        self._control_steps = 0
         states = None if seed.drawn or replayed else self._init_states
         state: Floats | None = None if states is None else states[seed.init_state_index]
         self._stop_recording()
@@ -178,8 +223,20 @@ class LiberoEnv(RobosuiteEnv):
         return self._env.env
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        self._control_steps += 1
         raw, _, success, _ = self._env.step(action)
         return raw, bool(success)
+
+    def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the wanted pictures. The noise of one depends on the start and the control step alone, not on which
+        pictures are rendered.
+        """
+        level, name = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
+        if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
+            entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps]
+            draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
+            raw = {**raw, name: add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}
+        return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
         return read_scene(self._env.env)

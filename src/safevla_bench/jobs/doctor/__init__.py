@@ -44,6 +44,8 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     simulated = [name for name in installed_hosts(versions) if host in (None, name)]
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
+    if "libero" in simulated and not quick:
+        yield machine.check_plus()
     if "sapien" in versions and not quick:
         yield from (machine.check_vulkan(), machine.check_downloads())
     if not quick:

