@@ -65,7 +65,8 @@ def plan_episodes(
     """Return every episode, in the order policy, task, episode.
 
     `episodes` per task: a number; None = the benchmark's number; `protocol` = the protocol's number, else the
-    benchmark's, and 1 if the benchmark runs the task once. If the mapping `recorded` is given, only its numbers for the policy and task count; there may be none.
+    benchmark's, and 1 if the benchmark runs the task once. If the mapping `recorded` is given, only its numbers for
+    the policy and task count; there may be none.
 
     Raises `RunError` if there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol has no horizon for a suite.
