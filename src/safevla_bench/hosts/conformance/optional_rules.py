@@ -62,7 +62,7 @@ class TaskRules(HostRules):
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         """Fail unless `versions()` lists some, none of them empty, and the record's header has the same. The suite's
-        tasks are listed first: files of its own may have a version, too.
+        tasks are listed first, because its files may have a version, too.
         """
         host = self.host()
         host.tasks(run.trial.suite)
