@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import sys
 from dataclasses import replace
@@ -11,17 +12,32 @@ from typing import Any
 
 import click
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from scipy.spatial.transform import Rotation
 
+from pictures.builders import judged as rough_episodes
+from safevla_bench.archive import write_archive
 from safevla_bench.cli import safevla
 from safevla_bench.errors import PolicyError
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Observation, Privileged, UnrenderedImages, Wants
 from safevla_bench.interface.task import Task
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.rollout.plan import plan_episodes
+from safevla_bench.training.labels import label_records
+from safevla_bench.trajectory.batch import select_episodes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "learned"
 sys.path.insert(0, str(EXAMPLE))
 
-from learned import dataset, record, run, senses  # noqa: E402
+from learned import dataset, record, run, safer, senses  # noqa: E402
 from learned.plan import CAMERAS, CHUNK, DONE, IMAGE_SIZE, STATE, STRIDE, Plan, Student  # noqa: E402
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch: make learned")
@@ -305,3 +321,246 @@ def test_a_task_that_was_not_learned_is_refused_by_its_words(trained):
 
     with pytest.raises(PolicyError, match="was not trained to 'open the drawer'"):
         Policy(str(trained.weights("a"))).reset(replace(TASK, instruction="open the drawer"), 0)
+
+
+# Safer by training: starts, weights and preferences
+
+
+def libero_tasks() -> list[Task]:
+    return [replace(TASK, task_id=f"task_{k}", index=k) for k in range(10)]
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    class Host:
+        def tasks(self, suite):
+            return libero_tasks()
+
+    monkeypatch.setattr(safer.hosts, "make_host", lambda name: Host())
+    return Plan(tmp_path, pair_states=3, pair_seeds=2), safer.draw_starts(Plan(tmp_path, pair_states=3, pair_seeds=2))
+
+
+def test_pairs_begin_at_no_initial_state_and_at_no_scene_of_a_demonstration(drawn):
+    plan, suite = drawn
+    scenes = {(start.task_id, start.start) for start in suite.starts}
+    assert len(scenes) == len(plan.tasks) * plan.pair_states
+    assert {start.task_id for start in suite.starts} == {f"task_{k}" for k in plan.tasks}
+    evaluated = plan_episodes([TASK], 50, ["a"], load_protocol())
+    demonstrated = [record.plan_demo(TASK, "hasty", number).start for number in range(plan.most_demos)]
+    for start in (found.start for found in suite.starts):
+        assert start.drawn
+        assert start.env_seed not in {other.start.env_seed for other in evaluated}
+        assert start.env_seed not in {other.env_seed for other in demonstrated}
+    seeds = [start.policy_seed for start in suite.starts]
+    assert len(set(seeds)) == len(seeds) == len(scenes) * plan.pair_seeds
+
+
+def test_each_variant_is_registered_before_it_is_trained_and_evaluated_as_registered(tmp_path):
+    plan = Plan(tmp_path, states=50, checkpoints=(), students=tuple(safer.list_students([0, 1, 2])))
+    jobs = safer.plan_jobs(plan)
+    made = {job.done for job in jobs}
+    assert {need for job in jobs for need in job.needs} <= made
+    assert len({job.name for job in jobs}) == len(made) == len(jobs)
+    registered = {job.done for job in jobs if job.name.startswith("register")}
+    assert len(registered) == 4 * 3 + len(safer.FILTERED) * 3
+    assert all(registered <= {*job.needs} for job in jobs if job.name.startswith("train"))
+    assert all(registered & {*job.needs} for job in jobs if job.name.startswith("evaluate"))
+    for job in jobs:
+        if job.command[1:3] == ("-m", "safevla_bench"):
+            _, _, _, command, *arguments = job.command
+            context = click.Context(safevla)
+            params = safevla.get_command(context, command).make_context(command, arguments, parent=context).params
+            assert bool(params.get("freeze")) == job.name.startswith("register")
+            assert (params.get("episodes") == 50) == job.name.startswith("register")
+
+
+def write_pairs(folder: Path, *, is_of_benchmark: bool = False, split: str = "train") -> None:
+    """A dataset of a preferred and a rejected episode of five frames, in chunks of three and two executed actions."""
+    random = np.random.default_rng(0)
+    states = [{"state": "a", "is_of_benchmark": is_of_benchmark}]
+    sides = {side: {"episode_index": k} for k, side in enumerate(("preferred", "rejected"))}
+    pair = {"state": "a", "split": split, "weight": 0.5, "instruction": TASK.instruction, **sides}
+    lines = [{"states": states}, pair]
+    frames = []
+    for k in range(10):
+        stream = io.BytesIO()
+        Image.fromarray(random.integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)).save(stream, "PNG")
+        picture = {"bytes": stream.getvalue(), "path": None}
+        action = [*random.uniform(-1, 1, 6).tolist(), 1.0 if k % 2 else -1.0]
+        frames.append(
+            {
+                "episode_index": k // 5,
+                "chunk_step": [k % 5 // 3, k % 5 % 3],
+                "policy_action": action,
+                "observation.state": random.uniform(-1, 1, 8).tolist(),
+                **{f"observation.images.{camera}": picture for camera in CAMERAS},
+            }
+        )
+    (folder / "meta").mkdir(parents=True)
+    (folder / "data/chunk-000").mkdir(parents=True)
+    (folder / "meta/pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pq.write_table(pa.Table.from_pylist(frames), folder / "data/chunk-000/file-000.parquet")
+
+
+@needs_torch
+def test_pairs_from_an_evaluation_s_starts_are_not_learned_from(tmp_path):
+    from learned.preference import read_preferences
+
+    write_pairs(tmp_path / "own", is_of_benchmark=True)
+    with pytest.raises(SystemExit, match="on which students are evaluated"):
+        read_preferences(tmp_path / "own", [TASK.instruction])
+    write_pairs(tmp_path / "held", split="validation")
+    assert not read_preferences(tmp_path / "held", [TASK.instruction]).pairs
+
+
+@needs_torch
+def test_an_episode_is_read_as_its_chunks_with_the_actions_that_were_executed(tmp_path):
+    from learned.preference import read_preferences
+
+    write_pairs(tmp_path)
+    preferences = read_preferences(tmp_path, [TASK.instruction])
+    assert (preferences.pairs, preferences.weights) == (((0, 1),), (0.5,))
+    frames = pq.read_table(tmp_path / "data/chunk-000/file-000.parquet")["policy_action"].to_pylist()
+    for number, episode in enumerate(preferences.episodes):
+        assert episode.known.sum(axis=1).tolist() == [3, 2]
+        executed = np.concatenate([episode.moves[k][episode.known[k]] for k in range(2)])
+        np.testing.assert_array_equal(executed, np.float32(frames[5 * number : 5 * number + 5])[:, :6])
+        assert len(episode.states[0]) == STATE
+
+
+@needs_torch
+def test_a_state_of_a_dataset_is_the_state_that_the_student_sees():
+    from learned.preference import convert_states
+
+    seen = observe()
+    turn = Rotation.from_quat(seen.eef_quat_wxyz, scalar_first=True).as_rotvec()
+    state = np.concatenate([seen.eef_pos_m, turn, seen.gripper_qpos])[None]
+    np.testing.assert_allclose(convert_states(state)[0], senses.read_state(seen), atol=1e-6)
+
+
+@needs_torch
+def test_the_likelihood_is_laplace_s_of_the_moves_and_categorical_of_the_grips(plan, tmp_path):
+    import torch
+    from learned.network import ChunkNetwork
+    from learned.preference import log_likelihood, read_preferences
+
+    write_pairs(tmp_path / "pairs")
+    (episode, _) = read_preferences(tmp_path / "pairs", [TASK.instruction]).episodes
+    torch.manual_seed(0)
+    network = ChunkNetwork(1)
+    images = torch.from_numpy(episode.images).permute(0, 1, 4, 2, 3)
+    with torch.no_grad():
+        move, grip, _ = network(images, torch.from_numpy(episode.states), torch.from_numpy(episode.tasks))
+        likelihood = float(log_likelihood(network, episode, scale=0.2))
+    expected = 0.0
+    for k, s in zip(*np.nonzero(episode.known), strict=True):
+        density = torch.distributions.Laplace(move[k, s].clamp(-1, 1), 0.2)
+        expected += density.log_prob(torch.from_numpy(episode.moves[k, s])).sum() + 6 * np.log(2 * 0.2)
+        expected += torch.distributions.Categorical(logits=grip[k, s]).log_prob(torch.tensor(episode.grips[k, s]))
+    assert likelihood == pytest.approx(float(expected), rel=1e-4)
+
+
+@needs_torch
+def test_the_loss_of_equal_gains_is_ln_2_and_falls_as_the_preferred_gains():
+    import torch
+    from learned.preference import preference_loss
+
+    weights = torch.tensor([0.5, 0.25])
+    assert float(preference_loss(torch.zeros(2, 2), weights)) == pytest.approx(np.log(2))
+    better = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    expected = (0.5 * -np.log(1 / (1 + np.exp(-0.1))) + 0.25 * np.log(2)) / 0.75
+    assert float(preference_loss(better, weights, beta=0.1)) == pytest.approx(expected)
+    assert preference_loss(better, weights) < preference_loss(better.flip(1), weights)
+
+
+@needs_torch
+def test_training_from_preferences_makes_the_preferred_episode_likelier_than_the_rejected(trained, monkeypatch):
+    import torch
+    from learned import preference, train
+    from learned.network import ChunkNetwork
+
+    monkeypatch.setattr(preference, "RATE", 1e-3)
+    student = Student("better", "hasty", base="a")
+    plan = replace(trained, preference_steps=5, students=(*trained.students, student))
+    write_pairs(plan.pair_folder("a"))
+    train.train_student(plan, student)
+    episodes = preference.read_preferences(plan.pair_folder("a"), [TASK.instruction]).episodes
+
+    def lead(name: str) -> float:
+        network = ChunkNetwork(1)
+        kept = torch.load(plan.weights(name), weights_only=True)
+        network.load_state_dict({key: value.float() for key, value in kept["weights"].items()})
+        with torch.no_grad():
+            preferred, rejected = (preference.log_likelihood(network, episode) for episode in episodes)
+        return float(preferred - rejected)
+
+    assert lead("better") > lead("a") + 1
+
+
+@needs_torch
+def test_a_sampling_student_repeats_by_its_seed_and_stays_in_range(trained):
+    from learned.policy import Policy
+
+    policy = Policy(str(trained.weights("a")), noise="0.3")
+
+    def sample(seed: int) -> np.ndarray:
+        policy.reset(TASK, seed)
+        return policy.act(observe(privileged=False))
+
+    assert np.array_equal(sample(1), sample(1))
+    assert not np.array_equal(sample(1), sample(2))
+    assert (np.abs(sample(1)) <= 1).all()
+    moves = np.array([[0.5] * 6 + [1.0]])
+    policy.reset(TASK, 0)
+    drawn = np.concatenate([policy.sample(moves, np.array([[0.1, 0.2, 0.7]])) for _ in range(3000)])
+    assert np.bincount((drawn[:, 6] + 1).astype(int)) / 3000 == pytest.approx([0.1, 0.2, 0.7], abs=0.04)
+    assert np.median(drawn[:, :6]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_moments_without_a_known_weight_are_left_out_and_others_weigh_one_on_average(tmp_path, monkeypatch):
+    plan = Plan(tmp_path, tasks=(0,), demos=1)
+    write_demo(plan.demo_folder("hasty", 0), 0, steps=5)
+    monkeypatch.setattr(dataset, "weigh_actions", lambda path, count: np.array([2, 9, 0, 9, 4], dtype=np.float32))
+    weighted = dataset.load_moments(plan, Student("a", "hasty", is_weighted=True)).weights
+    assert weighted.tolist() == [1.0, 0.0, 2.0]
+    assert dataset.load_moments(plan, Student("a", "hasty")).weights.tolist() == [1.0] * 3
+
+
+def test_an_action_s_weight_is_that_of_the_record_after_it(tmp_path):
+    batch = select_episodes(rough_episodes()[0], [1])
+    write_archive(tmp_path / "demo.parquet", batch)
+    rules = load_ruleset()
+    labels = label_records(batch, score(batch, rules), rules)
+    expected = np.nan_to_num(np.exp(labels.worst[1:] / 0.5), nan=0.0)
+    count = int(batch.lengths[0]) - 1
+    np.testing.assert_allclose(dataset.weigh_actions(tmp_path / "demo.npz", count), expected, rtol=1e-6)
+    assert (expected < 1).any()
+
+
+def test_differences_are_over_trainings_of_the_same_seed_with_their_spread(tmp_path, monkeypatch):
+    safety = {"plain": 60.0, "safe": 70.0, "weighted": 65.0, "preferred": 80.0}
+
+    def measure(folder: Path, reading: str) -> list[float]:
+        variant, seed, *filtered = folder.name.split("-")
+        return [50.0, safety[variant] + 10 * int(seed) + 5 * bool(filtered), 40.0, 100.0 + int(seed) ** 2]
+
+    monkeypatch.setattr(safer, "measure_evaluation", measure)
+    rows = safer.summarize(Plan(tmp_path, students=tuple(safer.list_students([0, 1, 2]))))
+    assert len(rows) == len(safer.READINGS) * (4 + len(safer.FILTERED))
+    found = {(row["reading"], row["filter"], row["variant"]): row for row in rows}
+    preferred = found["net-force", "filtered", "preferred"]
+    assert preferred["Safety"] == (95.0, 10.0)
+    assert preferred["Safety - plain"] == (25.0, 0.0)
+    assert found["default", "", "plain"]["Safety - plain"] == (0.0, 0.0)
+    (single, *_) = safer.summarize(Plan(tmp_path, students=tuple(safer.list_students([1]))))
+    assert single["Safety"] == (70.0, None)
+
+
+def test_an_evaluation_s_numbers_are_those_of_its_table(tmp_path):
+    roll_out(Request(host="fake", suites=("fake",), tasks=(0, 1, 2), policies=("scripted:hasty",)), tmp_path / "run")
+    success, safe, clean, steps = safer.measure_evaluation(tmp_path / "run", "default")
+    judged = judge([tmp_path / "run"], load_ruleset())
+    (cell,) = judged.summarize_scores()[0]
+    assert (success, safe) == (pytest.approx(100 * cell.sr), pytest.approx(100 * cell.safety))
+    assert clean <= min(success, safe)
+    assert steps == np.mean(judged.records.lengths) - 1

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import safevla_bench as sb
-from learned.plan import CHUNK, STRIDE, Plan, Student
+from learned.plan import CHUNK, STRIDE, TEMPERATURE, Plan, Student
 from learned.record import select_demos
+from safevla_bench.training.labels import label_records
 
 Floats32 = NDArray[np.float32]
 MOVE = 6
@@ -32,6 +33,8 @@ class Moments:
     moves: Floats32
     grips: NDArray[np.int64]
     known: NDArray[np.bool_]
+    weights: Floats32
+    """Weight of each moment in the loss, [N]; their mean is 1."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -53,12 +56,15 @@ def choose_demos(plan: Plan, student: Student, task: int) -> list[Path]:
 def load_moments(plan: Plan, student: Student) -> Moments:
     """Return the moments of all demonstrations of a student, tasks numbered by their place in the plan."""
     parts = [
-        read_moments(path, place) for place, task in enumerate(plan.tasks) for path in choose_demos(plan, student, task)
+        read_moments(path, place, is_weighted=student.is_weighted)
+        for place, task in enumerate(plan.tasks)
+        for path in choose_demos(plan, student, task)
     ]
-    return join_moments(parts)
+    moments = join_moments(parts)
+    return replace(moments, weights=moments.weights / moments.weights.mean())
 
 
-def read_moments(path: Path, task: int) -> Moments:
+def read_moments(path: Path, task: int, *, is_weighted: bool = False) -> Moments:
     """Return the moments of one demonstration at which a picture was rendered."""
     with np.load(path) as arrays:
         images, states = arrays["images"], arrays["states"]
@@ -69,7 +75,15 @@ def read_moments(path: Path, task: int) -> Moments:
     following = actions[np.minimum(ahead, len(actions) - 1)]
     grips = np.sign(following[..., MOVE]).astype(np.int64) + 1
     tasks = np.full(len(images), task)
-    return Moments(images, states[looked], tasks, places[looked], following[..., :MOVE], grips, known)
+    weights = weigh_actions(path, len(actions))[looked] if is_weighted else np.ones(len(images), dtype=np.float32)
+    return Moments(images, states[looked], tasks, places[looked], following[..., :MOVE], grips, known, weights)
+
+
+def weigh_actions(path: Path, count: int) -> Floats32:
+    """Return the weight of each action of a demonstration, by the record after it; 0 if it is not known."""
+    batch, rules = sb.open_archive(path.with_suffix(".parquet")), sb.load_ruleset()
+    weights = label_records(batch, sb.score(batch, rules), rules).weigh_records(TEMPERATURE)[1 : count + 1]
+    return np.nan_to_num(weights, nan=0.0).astype(np.float32)
 
 
 def read_instruction(path: Path) -> str:

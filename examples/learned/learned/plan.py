@@ -15,6 +15,8 @@ REPLAN = 8
 """How many of them are carried out before it looks again."""
 DONE = "done"
 """The file that says that a folder of demonstrations is complete."""
+TEMPERATURE = 0.5
+"""Of the weights exp(margin / temperature); a moment whose weight is not known is left out."""
 STATE = 11
 """Numbers of proprioception: position [3], two columns of the rotation [6], fingers [2]."""
 
@@ -28,6 +30,10 @@ class Student:
     chosen: str = "all"
     """`all`, `successes`, or `safe`: those that succeed and that the judge calls safe."""
     seed: int = 0
+    is_weighted: bool = False
+    """Weigh each moment by `next.weight` of the record after its first action, at temperature `TEMPERATURE`."""
+    base: str = ""
+    """Another student whose weights it begins with, to learn from the pairs of the other's rollouts; "" = none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,12 @@ class Plan:
     """Further seeds: every student is trained again, from the same demonstrations, with other weights and batches."""
     repeat_states: int = 20
     """As `states`, for the students that are trained again."""
+    preference_steps: int = 200
+    """Steps of a training from pairs."""
+    pair_states: int = 20
+    """Scenes of each task, drawn by resets, from which students are rolled out for pairs."""
+    pair_seeds: int = 6
+    """Rollouts from each of these scenes."""
 
     def repeated(self, seed: int) -> tuple[Student, ...]:
         """Return the students of a further seed."""
@@ -81,6 +93,10 @@ class Plan:
     def weights(self, name: str, step: int | None = None) -> Path:
         """Return the file of a student's weights after a step, the last one by default."""
         return self.student_folder(name) / f"step_{self.steps if step is None else step:06d}.pt"
+
+    def pair_folder(self, name: str) -> Path:
+        """Return the dataset of the pairs of a student's rollouts."""
+        return self.out / "pairs" / name
 
     def evaluation(self, name: str) -> Path:
         """Return the run folder of an evaluation."""

@@ -17,12 +17,13 @@ from safevla_bench.interface.task import Task
 class Policy:
     """One student; `weights` is a file that training wrote. It sees no privileged state.
 
-    `blind=yes` blackens its pictures, to see what they are worth.
+    `blind=yes` blackens its pictures, to see what they are worth. With `noise`, the scale of a Laplace distribution
+    around each move, it samples moves and grips by its seed, for rollouts from which it is to learn.
     """
 
     wants = Wants(cameras=CAMERAS, image_size=(IMAGE_SIZE, IMAGE_SIZE))
 
-    def __init__(self, weights: str, replan: str = str(REPLAN), blind: str = "no") -> None:
+    def __init__(self, weights: str, replan: str = str(REPLAN), blind: str = "no", noise: str = "0") -> None:
         torch.set_num_threads(1)
         kept = torch.load(weights, weights_only=True)
         self.tasks: list[str] = kept["tasks"]
@@ -30,10 +31,12 @@ class Policy:
         self.network.load_state_dict(kept["weights"])
         self.network.eval()
         self.replan, self.is_blind, self.task = int(replan), blind == "yes", 0
+        self.noise, self.random = float(noise), np.random.default_rng()
         self.greeting = {"student": kept["student"]["name"], "step": kept["step"], "blind": self.is_blind}
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode: the words say which task it is."""
+        """Begin an episode: the words say which task it is, the seed what is sampled."""
+        self.random = np.random.default_rng(seed)
         if task.instruction not in self.tasks:
             problem = f"the network was not trained to {task.instruction!r}"
             raise PolicyError(problem, remedy=f"It knows: {'; '.join(self.tasks)}.")
@@ -48,5 +51,11 @@ class Policy:
         state = torch.from_numpy(read_state(observation).astype(np.float32))[None]
         with torch.inference_mode():
             move, grip, _ = self.network(pictures, state, torch.tensor([self.task]))
-        chunk = torch.cat([move[0].clamp(-1, 1), grip[0].argmax(dim=1, keepdim=True) - 1.0], dim=1)
-        return chunk.double().numpy()
+        chunk = torch.cat([move[0].clamp(-1, 1), grip[0].argmax(dim=1, keepdim=True) - 1.0], dim=1).double().numpy()
+        return self.sample(chunk, grip[0].softmax(dim=1).double().numpy()) if self.noise else chunk
+
+    def sample(self, chunk: NDArray[np.float64], grips: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return actions [CHUNK, 7] drawn around a chunk, with the gripper's probabilities [CHUNK, GRIPS]."""
+        moves = np.clip(chunk[:, :6] + self.random.laplace(scale=self.noise, size=chunk[:, :6].shape), -1, 1)
+        drawn = (self.random.uniform(size=(len(chunk), 1)) > grips.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        return np.column_stack([moves, drawn - 1.0])

@@ -59,6 +59,11 @@ def train_student(plan: Plan, student: Student) -> None:
     if plan.weights(student.name).exists():
         return
     torch.set_num_threads(1)
+    if student.base:
+        from learned.preference import train_preferred
+
+        train_preferred(plan, student)
+        return
     folder = plan.student_folder(student.name)
     folder.mkdir(parents=True, exist_ok=True)
     moments = load_moments(plan, student)
@@ -100,13 +105,14 @@ def batch_loss(
     """Return the loss of some moments drawn by chance, and its parts: of moves, grips and places."""
     chosen = random.integers(len(moments), size=size)
     images = torch.from_numpy(shift_images(moments.images[chosen], random)).permute(0, 1, 4, 2, 3)
-    states, tasks, moves, grips, known, places = (
+    states, tasks, moves, grips, known, places, weights = (
         torch.from_numpy(getattr(moments, name)[chosen])
-        for name in ("states", "tasks", "moves", "grips", "known", "places")
+        for name in ("states", "tasks", "moves", "grips", "known", "places", "weights")
     )
     move, grip, place = network(images, states, tasks)
-    of_moves = (move - moves).abs().mean(dim=2)[known].mean()
-    of_grips = nn.functional.cross_entropy(grip[known], grips[known])
+    share = weights[:, None].expand(known.shape)[known]
+    of_moves = ((move - moves).abs().mean(dim=2)[known] * share).mean()
+    of_grips = (nn.functional.cross_entropy(grip[known], grips[known], reduction="none") * share).mean()
     of_places = (place - places).abs().mean()
     loss = of_moves + GRIP_SHARE * of_grips + PLACE_SHARE * of_places
     return loss, [of_moves.item(), of_grips.item(), of_places.item()]
@@ -123,8 +129,8 @@ def shift_images(images: NDArray[np.uint8], random: np.random.Generator) -> NDAr
     return moved
 
 
-def save_weights(plan: Plan, student: Student, training: Training) -> None:
-    """Write the network as it is now, in half precision, with what it was made of."""
+def save_weights(plan: Plan, student: Student, training: Training, path: Path | None = None) -> None:
+    """Write the network as it is now, in half precision, with its origin, into `path`, else the file of its step."""
     demos = [choose_demos(plan, student, task) for task in plan.tasks]
     content = {
         "weights": {name: value.half() for name, value in training.network.state_dict().items()},
@@ -133,7 +139,7 @@ def save_weights(plan: Plan, student: Student, training: Training) -> None:
         "student": asdict(student),
         "demos": {task: [path.stem for path in paths] for task, paths in zip(plan.tasks, demos, strict=True)},
     }
-    save_whole(plan.weights(student.name, training.step), content)
+    save_whole(path or plan.weights(student.name, training.step), content)
 
 
 def save_whole(path: Path, content: dict[str, object]) -> None:
