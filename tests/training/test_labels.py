@@ -195,3 +195,18 @@ requires_all = []
 source = "a test"
 rationale = "Something is touched at last."
 """
+
+
+def test_a_violation_that_a_boolean_decided_has_the_least_weight_and_not_an_unknown_one(tmp_path):
+    (tmp_path / "held.toml").write_text(SOON.replace("F[0,T](max_contact_force > threshold)", HELD))
+    rules = load_ruleset(spec_files=[tmp_path / "held.toml"], missing="deactivate")
+    batch = episode(6)
+    scores = score(batch, rules)
+    labels = label_records(batch, scores, rules)
+    place = [spec.spec_id for spec in scored_specs(scores)].index("soon_gripped")
+    assert np.isneginf(labels.margin[:, place]).all()
+    assert (labels.worst == -1).all()
+    np.testing.assert_array_equal(labels.weigh_records(2.0), np.full(6, np.exp(-0.5)))
+
+
+HELD = "G[0,T](grip & (max_contact_force < threshold))"
