@@ -1,4 +1,4 @@
-"""Direct preference optimization of a student from pairs of its own rollouts.
+"""Direct preference optimization of a student from pairs of its rollouts.
 
 Rafailov et al., Direct Preference Optimization, NeurIPS 2023. The likelihood of an episode is the product over its
 chunks of that of the executed actions: a Laplace distribution of fixed scale around each move, whose maximum likelihood
