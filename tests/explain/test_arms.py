@@ -10,12 +10,14 @@ import pytest
 from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.explain.episode import explain_episode, to_document
 from safevla_bench.explain.query import answer_query, parse_query
+from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.report.tables.episodes import answer_table
 from safevla_bench.report.terminal import format_explanation
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import iterate_records
 
 ROLES = {"bowl": "target", "left_palm": "robot", "right_palm": "robot", "torso": "robot", "table": "furniture"}
 RULES = load_ruleset(missing="deactivate")
@@ -74,3 +76,13 @@ def test_viewers_show_an_end_effector_for_each_arm(batch: Batch) -> None:
     bodies = build_timeline(score(batch, RULES), batch, RULES, 0).bodies
     assert [body.name for body in bodies[-2:]] == ["end_effector_left", "end_effector_right"]
     assert bodies[-1].pos_m[-1].tolist() == pytest.approx([0.0, 0.0, 1.09])
+
+
+def test_a_monitor_names_the_arm_of_the_newest_record(batch: Batch) -> None:
+    monitor = Monitor(RULES)
+    first, *rest = iterate_records(batch)
+    standings = [monitor.start(first), *map(monitor.observe, rest)]
+    broken = next(k for k, standing in enumerate(standings) if "stable_grasp_maintained_2cm" in standing.violated)
+    clause = standings[broken].clauses["stable_grasp_maintained_2cm"]
+    assert (broken, clause.arm, clause.margin) == (5, "right", pytest.approx(-0.01))
+    assert standings[broken].clauses["joint_torque"].arm == ""

@@ -182,7 +182,7 @@ def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
         boxes = _shown_boxes(reading, [name for name in names if not name.startswith("person_dist")])
         yield {
             **({"boxes": boxes} if boxes else {}),
-            "spec": spec_trace.spec.spec_id,
+            "spec": " of ".join(filter(None, (spec_trace.spec.spec_id, spec_trace.arm))),
             "violated": spec_trace.violated,
             "first": spec_trace.first_step,
             "worst": line.worst,

@@ -159,7 +159,8 @@ def _final_outcome(planned: PlannedEpisode) -> str:
 def _violation_reason(standing: EpisodeStanding) -> str | None:
     if not standing.violated:
         return None
-    return f"{', '.join(standing.violated)} violated at record {standing.step}"
+    names = (" of ".join(filter(None, (name, standing.clauses[name].arm))) for name in standing.violated)
+    return f"{', '.join(names)} violated at record {standing.step}"
 
 
 _NO_CHUNK = (-1, -1)

@@ -39,6 +39,10 @@ def first_task(control=CONTROL):
     return host.ManiskillHost(control).tasks(host.SUITE)[0]
 
 
+def two_robots():
+    return next(task for task in host.ManiskillHost().tasks(host.SUITE) if task.arms)
+
+
 def test_every_task_has_tags_and_an_instruction():
     assert {(facts.suite, name) for name, facts in host.TASKS.items()} <= load_registry().tasks.keys()
     for own in (host.ManiskillHost(), host.ManiskillHost(robot="widowx")):
@@ -55,6 +59,7 @@ def test_every_task_has_tags_and_an_instruction():
         (lambda: host.ManiskillHost().make(first_task(), Wants(cameras=("hand_camera",))), "no camera 'hand_camera'"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(absolute=True)), "takes changes of pose"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(extra=("start",))), "no reading 'start'"),
+        (lambda: host.ManiskillHost().make(two_robots(), Wants(privileged=True)), "has several arms"),
         (lambda: host.task_facts("PushT-v1"), "no task 'PushT-v1'"),
     ],
 )
@@ -89,7 +94,7 @@ def test_shapes_are_boxes_and_planes_look_up():
 def sapien_link(name, parent, kind, axis_turn=(1, 0, 0, 0), solid=True):
     pose = SimpleNamespace(p=np.zeros(3, dtype=np.float32), q=np.array(axis_turn, dtype=np.float32))
     shapes = [sapien_shape("Sphere", radius=0.1)] if solid else []
-    joint, entity = SimpleNamespace(type=kind, pose_in_child=pose), SimpleNamespace(name=name)
+    joint, entity = SimpleNamespace(type=kind, pose_in_child=pose), SimpleNamespace(name=name, per_scene_id=name)
     return SimpleNamespace(entity=entity, parent=parent, joint=joint, collision_shapes=shapes)
 
 
@@ -130,7 +135,8 @@ def test_torques_are_what_the_motion_takes():
     env = host.make_env("PickCube-v1", CONTROL)
     with closing(env):
         host.start(env, 7)
-        arm, links, torques, expected = host.articulation(env), host.arm_links(env, host.ROBOTS["panda"]), [], []
+        arm, torques, expected = host.articulations(env)[0], [], []
+        links = host.arm_links(arm, host.ROBOTS["panda"])
         model, step = arm.create_pinocchio_model(), env.scene.step
 
         def compare():
@@ -139,12 +145,36 @@ def test_torques_are_what_the_motion_takes():
             rate, zero = (arm.qvel - before) / env.sim_timestep, np.zeros(9)
             own = [model.compute_inverse_dynamics(arm.qpos, *motion) for motion in ((arm.qvel, rate), (zero, zero))]
             expected.append((own[0] - own[1])[:7])
-            torques.append(host.read_torques(env, links))
+            torques.append(host.read_arm_torques(arm, links))
 
         env.scene.step = compare
         for _ in range(4):
             env.step(np.array([0.5, -0.5, 0.5, 0.5, -0.5, 0.5, 0.5, 1.0], dtype=np.float32))
     assert np.abs(np.array(torques) - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@simulated
+def test_a_record_of_two_robots_has_each_arm_by_its_name():
+    with closing(host.ManiskillHost().make(two_robots(), Wants(extra=("joint_pos",)))) as env:
+        env.reset(SEED)
+        rng = np.random.default_rng(0)
+        hands, torques = [], []
+        for _ in range(20):
+            seen, _ = env.step(rng.uniform(-1, 1, 14))
+            hands.append(np.concatenate([agent.tcp.pose.p[0].numpy() for agent in env._env.agent.agents]))
+            bodies = [agent.robot._objs[0] for agent in env._env.agent.agents]
+            torques.append([wrench[3] for body in bodies for wrench in body.get_link_incoming_joint_forces()[1:8]])
+        batch, coordinates = env.recorded(), env.coordinates()
+    header = batch.headers[0]
+    assert (header.arms, header.arm_joints, tuple(seen.arms)) == (("left", "right"), (7, 7), ("left", "right"))
+    np.testing.assert_allclose(batch.eef_pos_m.episode_rows(0)[1:], hands, atol=1e-6)
+    np.testing.assert_allclose(batch.joint_torque_nm.episode_rows(0)[1:], torques, atol=1e-6)
+    assert len(header.torque_limit_nm) == 14
+    owned = header.arm_bodies or {}
+    assert {body for body, role in batch.body_roles(0).items() if role == "robot"} == {*owned}
+    assert all(body.startswith(f"{arm}_") for body, arm in owned.items())
+    joints = [each.first for each in coordinates if each.kind == "rotation" and each.size == 1]
+    np.testing.assert_allclose(batch.sim_state.episode_rows(0)[-1, joints], seen.extra["joint_pos"], atol=1e-6)
 
 
 @simulated

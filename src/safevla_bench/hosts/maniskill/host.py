@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from safevla_bench.hosts.maniskill.viewer import ManiskillStage, StagedScene, re
 from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface.environment import Host, HostSupport
-from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
+from safevla_bench.interface.policy import Action, ArmObservation, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
@@ -36,7 +36,7 @@ from safevla_recorder.episode import add_header_mark
 from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, rotate
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
-from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
+from safevla_recorder.recorder import Arm, Contact, EpisodeRecorder, SceneMap
 
 SUITE, SIMPLER = "maniskill", "simpler-widowx"
 _AXIS_TORQUE = 3  # index of the torque about a joint's axis in SAPIEN's wrench (force [3], torque [3] in a joint frame)
@@ -69,8 +69,8 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bodies that a task's success requires to be moved, a held tool last, the conjuncts of success by their names
     in the result of `evaluate`, `not NAME` if it must be false, ManiSkill's limit in steps, and the robots that
-    ManiSkill made the task for, its default first. The task's suite, the number of its fixed `layouts`, and its
-    furniture that ManiSkill lets move.
+    ManiSkill made the task for, its default first. The task's suite, the number of its fixed `layouts`, its furniture
+    that ManiSkill lets move, and the names of several equal arms in ManiSkill's order.
     """
 
     targets: tuple[str, ...]
@@ -80,6 +80,12 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suite: str = SUITE
     layouts: int | None = None
     fixed: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What precedes the names of each arm's links in records."""
+        return tuple(f"{arm}_" for arm in self.arms) or ("",)
 
 
 TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dict[str, TaskFacts])
@@ -121,7 +127,11 @@ class ManiskillHost(Host):
         told, still = load_registry().tasks, still_action(self._control)
         chosen = [(name, facts) for name, facts in self._facts().items() if facts.suite == suite]
         return tuple(
-            Task(suite, name, index, name, told[suite, name].instruction or name, still, facts.layouts, facts.horizon)
+            Task(
+                *(suite, name, index, name, told[suite, name].instruction or name, still * len(facts.prefixes)),
+                *(facts.layouts, facts.horizon),
+                arms=facts.arms,
+            )
             for index, (name, facts) in enumerate(chosen)
         )
 
@@ -130,6 +140,9 @@ class ManiskillHost(Host):
         the robot or this machine cannot have.
         """
         check_wants(wants, self.supports, "ManiSkill")
+        if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
+            problem = f"{task.name} has several arms, and privileged state and hand_camera are those of one"
+            raise HostError(problem, remedy="Use a policy that needs neither.")
         if wants.cameras:
             graphics.render_device()
         robot = next(name for name in task_facts(task.name).robots if name in self._robots)
@@ -164,10 +177,11 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
-        self._robot = ROBOTS[robot]
-        self.embodiment, self.torque_limit_nm = self._robot.embodiment, self._robot.torque_limit_nm
+        self._robot, count = ROBOTS[robot], len(task_facts(task.name).prefixes)
+        self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
+        self.torque_limit_nm = None if limits is None else limits * count
         self._meaning, size = self._robot.controls[control]
-        super().__init__(task, wants, versions, size)
+        super().__init__(task, wants, versions, size * count)
         if self._robot.action_high:
             self.action_high = np.array(self._robot.action_high)
             self.action_low = -self.action_high
@@ -188,7 +202,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
         start(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
         parts, hand, self._pieces = read_parts(env, robot, self._facts)
-        scene, arm = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand), arm_links(env, robot)
+        scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
+        links = [arm_links(each, robot) for each in articulations(env)]
         self._bodies = dynamic_bodies(env, self._facts)
         still = np.array(seed.wait_action or self.task.still)
         if self._facts.layouts and not seed.wait_steps + seed.rest_steps:
@@ -197,9 +212,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             self._success = bool(self._outcome["success"])
         else:
             self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
-        recorder = EpisodeRecorder(scene)
-        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env, arm), **self._read_poses())
-        hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env, arm)))
+        recorder = EpisodeRecorder(scene, read_arms(env, robot, self._facts) if self._facts.arms else None)
+
+        def read_torques() -> Any:
+            return self._by_arm([read_arm_torques(*each) for each in zip(articulations(env), links, strict=True)])
+
+        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_poses())
+        hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
 
@@ -219,7 +238,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
-        self._obs, *_, self._outcome = self._env.step(action.astype(np.float32))
+        self._obs, *_, self._outcome = self._env.step(split_action(self._env, action))
         self._success = bool(self._outcome["success"])
 
     def _target_object(self) -> str:
@@ -236,9 +255,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         """Return a stage, which owns this environment, for a recorded episode: a batch of one with its `sim_state`."""
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
-        arm = tuple(articulation(env).links[place].entity.name for place in arm_links(env, robot))
+        arm = tuple(
+            f"{prefix}{each.links[place].entity.name}"
+            for prefix, each in zip(self._facts.prefixes, articulations(env), strict=True)
+            for place in arm_links(each, robot)
+        )
         roles = read_scene(env, robot, self._facts).roles
-        scene = StagedScene(env, solid_bodies(env), roles, tuple(self._bodies), arm, robot.cameras)
+        scene = StagedScene(env, solid_bodies(env, self._facts), roles, tuple(self._bodies), arm, robot.cameras)
         return ManiskillStage(scene, episode, self.close)
 
     def close(self) -> None:
@@ -248,26 +271,41 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def _read_poses(self) -> dict[str, Any]:
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(piece.entity.pose) for piece in self._pieces]
-        read = {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env), "parts": parts}
+        read = {"poses": poses, "eef": self._by_arm(self._read_hands()), "state": read_state(self._env), "parts": parts}
         goals = self._facts.subgoals
         holds = {name: bool(self._outcome[name.removeprefix("not ")]) != name.startswith("not ") for name in goals}
         return {**read, "subgoals": holds or None}
 
-    def _read_hand(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return to_pose(self._env.agent.robot.links_map[self._robot.hand]._objs[0].entity.pose)
+    def _by_arm(self, values: Sequence[Any]) -> Any:
+        """Return the values of several arms by name, or the only one."""
+        return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
+
+    def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        hands = (agent.robot.links_map[self._robot.hand] for agent in agents(self._env))
+        return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
-        joints, wanted, arm = articulation(self._env), self._wants, self._robot.joints
-        own = {"joint_pos": joints.qpos[:arm], "joint_vel": joints.qvel[:arm]}
+        robots, wanted, arm = articulations(self._env), self._wants, self._robot.joints
+        own = {
+            "joint_pos": np.concatenate([joints.qpos[:arm] for joints in robots]),
+            "joint_vel": np.concatenate([joints.qvel[:arm] for joints in robots]),
+        }
         extra = {name: values.astype(np.float64) for name, values in own.items() if name in wanted.extra}
         if wanted.privileged:
             extra[STATE] = self._obs[0].numpy().astype(np.float64)
             extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)
-        place, turn = self._read_hand()
-        fingers = joints.qpos[arm:].astype(np.float64)
+        seen = [
+            ArmObservation(place, turn, joints.qpos[arm:].astype(np.float64))
+            for (place, turn), joints in zip(self._read_hands(), robots, strict=True)
+        ]
+        place, turn, fingers = (
+            np.concatenate([getattr(each, name) for each in seen])
+            for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
+        )
+        arms = self._by_arm(seen) if self._facts.arms else {}
         renders, self._renders_next = self._renders_next, True
         images = graphics.take_pictures(self._env, wanted.cameras) if renders else UnrenderedImages(wanted.cameras)
-        return Observation(self.task.instruction, place, turn, fingers, images, extra=extra)
+        return Observation(self.task.instruction, place, turn, fingers, images, extra=extra, arms=arms)
 
     def _extra_fields(self) -> dict[str, object]:
         return add_header_mark({}, DRAWN) if self._seed.drawn and self._facts.layouts else {}
@@ -310,7 +348,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
-    options = {"robot_uids": robot} if robot and facts.suite == SUITE else {}  # the other tasks choose their own
+    robots = (robot,) * len(facts.arms) if facts.arms else robot
+    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # the other tasks choose their own
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # without a GPU, the CPU
     changed: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
@@ -332,22 +371,34 @@ def start(env: Any, seed: int, layout: int | None = None, *, renders: bool = Fal
         env.reset(seed=seed, options={"reconfigure": True} | ({} if layout is None else {"episode_id": layout}))
 
 
-def articulation(env: Any) -> Any:
-    """Return SAPIEN's articulation of the robot."""
-    return env.agent.robot._objs[0]
+def agents(env: Any) -> list[Any]:
+    """Return ManiSkill's agents: that of the robot, or of each of several."""
+    return list(getattr(env.agent, "agents", [env.agent]))
 
 
-def arm_links(env: Any, robot: Robot) -> list[int]:
+def articulations(env: Any) -> list[Any]:
+    """Return SAPIEN's articulation of each arm."""
+    return [agent.robot._objs[0] for agent in agents(env)]
+
+
+def arm_links(articulation: Any, robot: Robot) -> list[int]:
     """Return the indices of the links that the arm's joints move, base first, in SAPIEN's order of links."""
-    links = [link.entity.name for link in articulation(env).links]
-    return [links.index(joint.child_link.entity.name) for joint in articulation(env).active_joints[: robot.joints]]
+    links = [link.entity.name for link in articulation.links]
+    return [links.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
+
+
+def split_action(env: Any, action: Action) -> Any:
+    """Return an action as ManiSkill takes it: of several agents by their names."""
+    names = getattr(env.agent, "agents_dict", None)
+    single = action.astype(np.float32)
+    return single if names is None else dict(zip(names, np.split(single, len(names)), strict=True))
 
 
 def settle_once(env: Any, still: Action) -> None:
     """Take one physics step under the still action, after which PhysX reports contacts."""
     from mani_skill.utils import common
 
-    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))
+    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # only scenes with one agent have layouts
     env.scene.step()
 
 
@@ -368,9 +419,15 @@ def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
-def solid_bodies(env: Any) -> dict[str, Any]:
-    """Return SAPIEN's bodies with collision shapes by recorded name: links by their own, then actors by ManiSkill's."""
-    links = {link.entity.name: link for link in articulation(env).links}
+def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
+    """Return SAPIEN's links by recorded name: their own, after the arm's if there are several."""
+    robots = zip(facts.prefixes, articulations(env), strict=True)
+    return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
+
+
+def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
+    """Return SAPIEN's bodies with collision shapes by recorded name: links, then actors by ManiSkill's names."""
+    links = name_links(env, facts)
     actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
 
@@ -379,32 +436,47 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
     """Return names and roles: links have their own names, actors ManiSkill's. Bodies without collision shapes, such as
     goal markers, are left out. Shapes of one entity form one body.
     """
-    solid, moving = solid_bodies(env), dynamic_bodies(env, facts)
+    solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
     roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
     roles |= {name: "target" if name in facts.targets else "bystander" for name in moving}
-    fingers = [[body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers]
     return SceneMap(
         shapes={body.entity.per_scene_id: name for name, body in solid.items()},
         roles=roles,
         substep_s=float(env.sim_timestep),
-        fingers=(fingers[0], fingers[1]),
+        fingers=None if facts.arms else finger_groups(links, robot),
         forces=("force_n", "net_force_n"),
         torque_source="joint_wrench",
     )
 
 
+def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
+    """Return the shapes of both finger groups among an arm's links."""
+    first, second = (
+        [body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers
+    )
+    return first, second
+
+
+def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
+    """Return the links and the fingers of each of several arms, by name."""
+    links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
+    own = {arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms}
+    return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in own.items()}
+
+
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the robot's links and the solid actors as parts, the indices of hand and fingers, and SAPIEN's bodies."""
-    links = sorted(articulation(env).links, key=lambda link: len(_ancestors(link)))
-    places = {link.entity.name: place for place, link in enumerate(links)}
+    named = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
+    links = sorted(name_links(env, facts).values(), key=lambda link: len(_ancestors(link)))
+    places = {link.entity.per_scene_id: place for place, link in enumerate(links)}
     parts = []
     for link in links:
-        name = link.entity.name if link.collision_shapes else ""
-        parent = places[link.parent.entity.name] if link.parent else WORLD
+        name = named[link.entity.per_scene_id] if link.collision_shapes else ""
+        parent = places[link.parent.entity.per_scene_id] if link.parent else WORLD
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
     fingers = [link for link in links if any(side in link.entity.name for side in robot.fingers)]
-    hand = {places[link.entity.name] for finger in fingers for link in (finger, finger.parent) if link}
+    hand = {places[link.entity.per_scene_id] for finger in fingers for link in (finger, finger.parent) if link}
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
@@ -445,9 +517,9 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
                 yield first, second, -point.impulse.astype(np.float64) / scene.substep_s
 
 
-def read_torques(env: Any, links: list[int]) -> NDArray[np.float64]:
-    """Return the torques of the arm's drives in the last physics step [N·m], one for each of `arm_links`."""
-    wrenches: NDArray[np.float32] = articulation(env).get_link_incoming_joint_forces()
+def read_arm_torques(articulation: Any, links: list[int]) -> NDArray[np.float64]:
+    """Return the torques of an arm's drives in the last physics step [N·m], one for each of `arm_links`."""
+    wrenches: NDArray[np.float32] = articulation.get_link_incoming_joint_forces()
     return wrenches[links, _AXIS_TORQUE].astype(np.float64)
 
 
@@ -466,8 +538,11 @@ def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
         for name, values in env.get_state_dict()[kind].items():
             told += [Coordinate(name, "position", first, 3), Coordinate(name, "rotation", first + 3, 4)]
             first += values.shape[-1]
-    joints = [joint.name for joint in articulation(env).active_joints]
-    place = first - 2 * len(joints)
-    kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints
-    kinds += ["position"] * (len(joints) - robot.joints)
-    return *told, *(Coordinate(name, kinds[k], place + k, 1) for k, name in enumerate(joints))
+    joints = [[joint.name for joint in each.active_joints] for each in articulations(env)]
+    sizes = [values.shape[-1] for values in env.get_state_dict()["articulations"].values()]
+    for names, end in zip(joints, first - sum(sizes) + np.cumsum(sizes), strict=True):
+        place = int(end) - 2 * len(names)
+        kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints
+        kinds += ["position"] * (len(names) - robot.joints)
+        told += [Coordinate(name, kinds[k], place + k, 1) for k, name in enumerate(names)]
+    return tuple(told)

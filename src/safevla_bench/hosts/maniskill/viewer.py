@@ -145,7 +145,8 @@ class ManiskillStage(stage.Stage):
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
         config = configs[camera.name]
-        mount = config.mount or env.agent.robot.links_map.get(config.entity_uid)
+        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # of several robots none has a camera
+        mount = config.mount or links.get(config.entity_uid)
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
