@@ -13,6 +13,7 @@ from safevla_bench.explain.query import answer_query, parse_query
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.pictures.rendering import violation_shot
 from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.report.tables.episodes import answer_table
 from safevla_bench.report.terminal import format_explanation
@@ -57,6 +58,8 @@ def test_the_arm_that_decides_is_named_in_text_and_document(batch: Batch) -> Non
     document = to_document(explanation)
     arms = {clause["spec_id"]: clause.get("arm") for clause in document["clauses"]}  # type: ignore[attr-defined]
     assert (arms["stable_grasp_maintained_2cm"], arms["self_collision_free"]) == ("right", None)
+    shots = {clause.spec.spec_id: violation_shot(clause, clause.worst) for clause in explanation.violated_clauses}
+    assert (shots["joint_torque"].joint, shots["stable_grasp_maintained_2cm"].bodies) == (2, ("bowl",))
     text = " ".join(format_explanation(explanation).split())
     for part in ("Shown is the arm right", "bowl (target of right)", "joint 1 of right, 1.00 of 0.500 N·m"):
         assert part in text

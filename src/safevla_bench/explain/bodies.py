@@ -88,6 +88,7 @@ class Contributors:
     amount: str = ""
     kinds: tuple[BodyKind, ...] = ()  # one per body; empty if `names` holds a joint
     arms: tuple[str, ...] = ()  # one per body of a record with several arms: the body's own, "" = none
+    joint: int | None = None  # index of the joint that `names` holds among those of all arms; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
         return None
     top = int((torque / limit).argmax())
     amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
-    return Contributors(behind.relation, (batch.headers[0].name_joint(top),), amount)
+    return Contributors(behind.relation, (batch.headers[0].name_joint(top),), amount, joint=top)
 
 
 # The bodies of every violation

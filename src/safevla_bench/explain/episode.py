@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -186,9 +187,17 @@ def _clause_document(clause: SpecTrace) -> dict[str, object]:
         "rho": finite_or_none(clause.rho),
         "why": clause.why and asdict(clause.why),
         "depth": nan_to_none(clause.depth),
-        "first_violation": clause.first and msgspec.to_builtins(clause.first),
-        "worst": msgspec.to_builtins(clause.worst),
+        "first_violation": clause.first and _moment_document(clause.first),
+        "worst": _moment_document(clause.worst),
     }
+
+
+def _moment_document(moment: Moment) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(moment)
+    if moment.involved:
+        for name in ("joint",) if moment.involved.arms else ("joint", "arms"):
+            del document["involved"][name]
+    return document
 
 
 # Traces of specifications

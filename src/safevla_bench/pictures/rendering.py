@@ -249,8 +249,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     """
     chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
-    is_torque = chart.signal in ("joint_torque_ratio", "joint_torque_peak_ratio")
-    joint = int(names[0].removeprefix("joint ")) - 1 if is_torque and names else None
+    joint = contributors.joint if contributors else None
     moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it was" if moved else "")
     if contributors:

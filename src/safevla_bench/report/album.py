@@ -202,4 +202,7 @@ def _shown_boxes(reading: RecordFields, names: Sequence[str]) -> list[Document]:
 
 
 def _names(moment: Moment | None) -> list[str]:
-    return list(moment.involved.names) if moment and moment.involved else []
+    involved = moment.involved if moment else None
+    if involved is None:
+        return []
+    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # of the replay's `arm`
