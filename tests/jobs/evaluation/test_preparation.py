@@ -9,6 +9,7 @@ import pytest
 
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.fake.host import FakeHost
+from safevla_bench.hosts.robosuite.host import RobosuiteHost
 from safevla_bench.interface.environment import HostSupport
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.preparation import prepare_run
@@ -106,3 +107,30 @@ def test_a_script_for_arms_is_refused_where_actions_have_another_length():
     task = FakeHost().tasks("fake")[0]
     with pytest.raises(PolicyError, match="here they have 4"):
         make_policy("scripted:careful").require_task(replace(task, still=(0.0,) * 4))
+
+
+@pytest.mark.parametrize(
+    "task", [12, 14]
+)  # TwoArmLift; TwoArmPegInHole, whose actions have as many numbers as RoboCasa's
+@pytest.mark.parametrize(
+    ("policy", "coupling"),
+    [
+        ("scripted:careful", None),
+        ("random", "distance-barrier"),
+        ("openpi:ws://localhost:1", None),
+        (Reading(privileged=True), None),
+    ],
+)
+def test_policies_and_filters_of_one_arm_are_refused_where_there_are_two(task, policy, coupling):
+    asked = replace(request("robosuite", "robosuite", policy, coupling=coupling), tasks=(task,))
+    with pytest.raises(
+        PolicyError, match=r"is for one arm, and robosuite TwoArm\w+ has robot0, robot1|actions of 7 or 12"
+    ):
+        prepare_run(asked, is_dry=True)
+
+
+@pytest.mark.parametrize("policy", ["noop", "random", Reading()])
+def test_policies_without_a_notion_of_arms_run_with_two(policy, monkeypatch):
+    monkeypatch.setattr(RobosuiteHost, "versions", lambda self: {"robosuite": "1.5.2"})
+    run = prepare_run(replace(request("robosuite", "robosuite", policy), tasks=(12,)), is_dry=True)
+    assert run.episodes[0].task.arms == ("robot0", "robot1")
