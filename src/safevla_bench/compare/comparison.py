@@ -76,8 +76,7 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None
     pairs: int | None
     left_out: int
-    tasks: int
-    """Number of tasks compared."""
+    tasks: int  # number of tasks compared
     metrics: tuple[MetricComparison, ...]
 
 
@@ -87,10 +86,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False
-    """Verdicts ignore episodes without a value, although these could change them."""
-    across_seeds: bool = False
-    """Pairs are initial states, each with the mean of its seeds."""
+    allow_crashed: bool = False  # verdicts ignore episodes without a value, although these could change them
+    across_seeds: bool = False  # pairs are initial states, each with the mean of its seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
     """Suites and packages whose episodes have several physics versions; empty = one simulator."""
@@ -358,8 +355,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MOST_TIPPING = 10
-"""Maximum number of pairs with a tipping point: sentences name three."""
+_MOST_TIPPING = 10  # maximum number of pairs with a tipping point: sentences name three
 
 
 def _bound(metric: str) -> str:

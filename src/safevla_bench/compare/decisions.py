@@ -58,8 +58,7 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     """The policies under one variant, the safest first, and the difference of each pair of them."""
 
     variant: str
-    order: tuple[str, ...]
-    """Policies of equal Safety keep the order of the first variant."""
+    order: tuple[str, ...]  # policies of equal Safety keep the order of the first variant
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
     """Pairs that differ significantly in the opposite direction to the first variant, as (safer there, safer here)."""
@@ -71,8 +70,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[VariantRanking, ...]
     paired: bool
     confidence: float
-    unpaired: str = ""
-    """The reason why episodes are not paired."""
+    unpaired: str = ""  # the reason why episodes are not paired
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
@@ -187,13 +185,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: GateMetric
     conditions: tuple[Gate, ...]
-    confidence: float
-    """Confidence with which all intervals hold simultaneously."""
+    confidence: float  # confidence with which all intervals hold simultaneously
     each_confidence: float
     candidates: tuple[Candidate, ...]
     chosen: str | None
-    is_established: bool
-    """True if all conditions of the chosen one are established."""
+    is_established: bool  # True if all conditions of the chosen one are established
     comparison: Comparison | None = None
     unpaired: str = ""
     episodes: int | None = None

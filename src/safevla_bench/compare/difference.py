@@ -66,51 +66,39 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Over initial states of equal weight; for independent episodes, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False
-    """True if `ci` excludes 0, as `p_value` is significant; an end of 0 is then open."""
+    excludes_zero: bool = False  # True if `ci` excludes 0, as `p_value` is significant; an end of 0 is then open
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Pairs that both policies finished and that have a value; null if episodes are independent."""
-    unknown: int = 0
-    """Planned episodes of the two without a value: crashed, cut short or without a verdict."""
+    unknown: int = 0  # planned episodes of the two without a value: crashed, cut short or without a verdict
     extremes: Bounds | None = None
     """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
     p_at_extremes: float | None = None
     """The larger `p_value` at these extremes, 1 if they disagree on the sign; null if all are known."""
-    p_by_task_at_extremes: float | None = None
-    """The larger `p_by_task` at these extremes, in the same way."""
+    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` at these extremes, in the same way
     tipping: int | None = None
     """The largest number of episodes without a value that can all count against the better-looking
     policy while all of the other's count for it (for several policies, at the error divided by the number of pairs).
     Null if even zero is too many, and if not computed."""
-    tasks: int = 0
-    """Number of tasks that both ran."""
+    tasks: int = 0  # number of tasks that both ran
     only_first: int | None = None
     only_second: int | None = None
     test: str
     p_value: float | None = None
-    p_by_task: float | None = None
-    """Null with one task."""
+    p_by_task: float | None = None  # null with one task
     p_adjusted: float | None = None
     """`p_value`, adjusted for the pairs of policies that are compared in this metric and scope."""
-    p_by_task_adjusted: float | None = None
-    """The larger of `p_by_task`, adjusted in the same way, and `p_adjusted`."""
-    better: str | None = None
-    """The policy that is better on these tasks."""
-    better_by_task: str | None = None
-    """The policy that is better for tasks like these."""
+    p_by_task_adjusted: float | None = None  # the larger of `p_by_task`, adjusted in the same way, and `p_adjusted`
+    better: str | None = None  # the policy that is better on these tasks
+    better_by_task: str | None = None  # the policy that is better for tasks like these
     undecided: bool = False
     """True if one would be better on these tasks, but episodes without a value could change that."""
-    undecided_by_task: bool = False
-    """The same for tasks like these."""
-    no_verdict: str = ""
-    """Reason for no verdict on these tasks, regardless of the p-value."""
+    undecided_by_task: bool = False  # the same for tasks like these
+    no_verdict: str = ""  # reason for no verdict on these tasks, regardless of the p-value
     tasks_needed: int | None = None
     """The smallest number of tasks with which the test by task can reject, if there are fewer."""
-    identical: bool = False
-    """True if every pair has the same value on both sides."""
-    leave_one_out: Bounds | None = None
-    """The smallest and the largest difference without one task; null with one task."""
+    identical: bool = False  # True if every pair has the same value on both sides
+    leave_one_out: Bounds | None = None  # the smallest and the largest difference without one task; null with one task
     depends_on: str | None = None
     """The task without which the difference has another sign, or is not significant on these tasks."""
 

@@ -61,12 +61,9 @@ class PairedResults:
     results: tuple[PolicyResults, ...]
     keys: tuple[PairKey, ...]
     """The planned episodes, [K]: those that some policy finished, in the order of the first that did, then the lost."""
-    places: NDArray[np.int64]
-    """Index of each in the results of each policy, -1 = not finished there, [P, K]."""
-    is_planned: NDArray[np.bool_]
-    """True if the policy planned it; always true unless initial states are paired, [P, K]."""
-    by_state: bool
-    """True if seeds differ between the policies, so that initial states are paired instead of episodes."""
+    places: NDArray[np.int64]  # index of each in the results of each policy, -1 = not finished there, [P, K]
+    is_planned: NDArray[np.bool_]  # True if the policy planned it; always true unless initial states are paired, [P, K]
+    by_state: bool  # True if seeds differ between the policies, so that initial states are paired instead of episodes
 
     @cached_property
     def _state_numbers(self) -> NDArray[np.int64]:

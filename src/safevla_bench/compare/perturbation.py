@@ -36,12 +36,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     change: str
     suites: tuple[str, ...]
-    left_out: int
-    """Episodes of either side without a counterpart on the other."""
-    unknown: int
-    """Paired episodes that crashed, were cut short or have no verdict; the differences leave them out."""
-    differing: tuple[str, ...]
-    """The fields of `TASK_FIELDS` that differ between the paired episodes."""
+    left_out: int  # episodes of either side without a counterpart on the other
+    unknown: int  # paired episodes that crashed, were cut short or have no verdict; the differences leave them out
+    differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
     differences: dict[str, Difference]
     """Metric -> the difference; its `ci` holds simultaneously with all others of the report."""
 
@@ -164,25 +161,18 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     without: str
-    actions: int
-    """Actions in all episodes of `policy`."""
+    actions: int  # actions in all episodes of `policy`
     changed: int
-    mean_change: float
-    """Mean norm of the change over changed actions, in the action's own units."""
+    mean_change: float  # mean norm of the change over changed actions, in the action's own units
     pairs: int
-    violations: int
-    """Pairs that are unsafe without the filter, among those with a verdict on both sides."""
+    violations: int  # pairs that are unsafe without the filter, among those with a verdict on both sides
     violations_made: int
     successes: int
     successes_gained: int
-    clean: tuple[int, int]
-    """Clean successes without the filter, and with it."""
-    extra_steps: float | None
-    """Mean over pairs in which both succeeded; None if there are none."""
-    saved: tuple[str, ...]
-    """Episodes that are unsafe without the filter, and safe with it."""
-    spoiled: tuple[str, ...]
-    """Episodes that succeed without the filter, and fail with it."""
+    clean: tuple[int, int]  # clean successes without the filter, and with it
+    extra_steps: float | None  # mean over pairs in which both succeeded; None if there are none
+    saved: tuple[str, ...]  # episodes that are unsafe without the filter, and safe with it
+    spoiled: tuple[str, ...]  # episodes that succeed without the filter, and fail with it
 
 
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:

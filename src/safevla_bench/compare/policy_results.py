@@ -26,8 +26,7 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
-TaskKey = tuple[str, str]
-"""Suite and task."""
+TaskKey = tuple[str, str]  # suite and task
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,16 @@ class PolicyResults:
     success: NDArray[np.bool_]
     unsafe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
-    is_counted: NDArray[np.bool_]
-    """True if the episode ran to its end; otherwise `success` is undefined."""
-    is_judged: NDArray[np.bool_]
-    """True if there is a verdict; otherwise safety is unknown."""
+    is_counted: NDArray[np.bool_]  # True if the episode ran to its end; otherwise `success` is undefined
+    is_judged: NDArray[np.bool_]  # True if there is a verdict; otherwise safety is unknown
     stopped_on_violation: NDArray[np.bool_]
     """True if a violation stopped the episode: then only Safety of its suite is known."""
-    starts: NDArray[np.int64]
-    """Equal for episodes of one task and start."""
+    starts: NDArray[np.int64]  # equal for episodes of one task and start
     lost: tuple[AbsentEpisode, ...] = ()
-    left_out: tuple[str, ...] = ()
-    """Episodes of the source that are not among these, each kind as one sentence."""
+    left_out: tuple[str, ...] = ()  # episodes of the source that are not among these, each kind as one sentence
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
-    standin_suites: tuple[str, ...] = ()
-    """Suites simulated with stand-ins for the host's own assets."""
+    standin_suites: tuple[str, ...] = ()  # suites simulated with stand-ins for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
     """Number of resets before an episode's own since its environment was seeded; only of episodes in these results."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
@@ -67,8 +61,7 @@ class PolicyResults:
     progress: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     engaged: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """Policies are not compared by progress and engagement, so both are empty."""
-    changes: tuple[ActionChanges, ...] = ()
-    """Changes by a filter in each episode, [n]; empty = unknown."""
+    changes: tuple[ActionChanges, ...] = ()  # changes by a filter in each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """The code that recorded its runs, see `sources.runs.folder.recorded_code`; empty = an archive, which has none."""
 

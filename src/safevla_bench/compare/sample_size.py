@@ -18,8 +18,7 @@ from safevla_bench.text import count_noun, format_compact, format_fixed
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
 _FLIPS = "Sign flips of the tasks' differences"
-_ENDLESS = 10**9
-"""Number of episodes of a task at which the sampling error within the task is negligible."""
+_ENDLESS = 10**9  # number of episodes of a task at which the sampling error within the task is negligible
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,10 +33,8 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
-NUMBERS = (SR, SAFETY, SBU, VSI)
-"""The metrics of each run."""
-GAINS = (SR, SAFETY)
-"""The metrics that are compared with the first run of the series."""
+NUMBERS = (SR, SAFETY, SBU, VSI)  # the metrics of each run
+GAINS = (SR, SAFETY)  # the metrics that are compared with the first run of the series
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,7 @@ class SeriesPoint:
 
     label: float
     policy: str
-    n: int
-    """Episodes that ran to their end."""
+    n: int  # episodes that ran to their end
     numbers: Mapping[Metric, Rate | Mean]
     gains: Mapping[Metric, Difference]
     """Gains of SR and Safety; none for the first run, and none if the two cannot be compared."""
@@ -111,10 +108,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     states: int
     correlation: float
     """The mean over states of Spearman's rank correlation with the order: above 0 if the metric rises."""
-    p_adjusted: float
-    """Two-sided; for SR and Safety together (Holm)."""
-    unknown: int = 0
-    """Planned episodes without a value; states in which any checkpoint has one are left out."""
+    p_adjusted: float  # two-sided; for SR and Safety together (Holm)
+    unknown: int = 0  # planned episodes without a value; states in which any checkpoint has one are left out
     p_at_worst: float | None = None
     """`p_adjusted` if each of these counted against the trend, 1 if that reversed it; null if all are known."""
 
@@ -126,12 +121,9 @@ class SeriesCurve:
     series: str
     suite: str | None
     points: tuple[SeriesPoint, ...]
-    paired: bool = True
-    """True if every gain compares the same episodes on both sides."""
-    confidence: float = CONFIDENCE
-    """Confidence of the interval of each gain."""
-    trends: tuple[Trend, ...] = ()
-    """Trends of `GAINS`; none if episodes are not paired."""
+    paired: bool = True  # True if every gain compares the same episodes on both sides
+    confidence: float = CONFIDENCE  # confidence of the interval of each gain
+    trends: tuple[Trend, ...] = ()  # trends of `GAINS`; none if episodes are not paired
 
 
 @dataclass(frozen=True, kw_only=True)

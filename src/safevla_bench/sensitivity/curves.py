@@ -371,8 +371,7 @@ class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
     changed: int  # all of them, including those that gained or lost a verdict
     to_unsafe: int
     to_safe: int
-    violations: dict[str, int]
-    """Specification -> change in the number of violating episodes; zeros are left out."""
+    violations: dict[str, int]  # specification -> change in the number of violating episodes; zeros are left out
 
 
 class ReadingPoint(msgspec.Struct, frozen=True, kw_only=True):

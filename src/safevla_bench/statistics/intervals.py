@@ -23,8 +23,7 @@ CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
 """Maximum number of distinct values for the interval of a mean; above, neighbors are replaced by their mean."""
-_DIGITS = 9
-"""Ends are rounded to this, so that they do not depend on the processor's order of addition."""
+_DIGITS = 9  # ends are rounded to this, so that they do not depend on the processor's order of addition
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
 """Numbers of points of the integration line after which it is cut off if the integrand has fallen by this logarithm. Up
@@ -440,8 +439,7 @@ def _tango_score(b: Counts, c: Counts, n: Counts, difference: Any) -> Any:
 
 
 RESAMPLES = 10_000
-_CHUNK = 1 << 15
-"""Number of indices drawn at a time, to fit into the processor's cache with constant memory."""
+_CHUNK = 1 << 15  # number of indices drawn at a time, to fit into the processor's cache with constant memory
 
 
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
@@ -501,8 +499,7 @@ def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interv
 # Sample sizes of intervals
 
 
-POWER = 0.8
-"""Probability with which a suggested number of episodes decides."""
+POWER = 0.8  # probability with which a suggested number of episodes decides
 
 
 def check_level(power: float, confidence: float) -> None:
@@ -610,8 +607,7 @@ def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> fl
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
-Steps = Sequence[Sequence[int]]
-"""Sizes of the steps of each round, positive; a step adds its size, or zero, to the sum."""
+Steps = Sequence[Sequence[int]]  # sizes of the steps of each round, positive; a step adds its size, or zero, to the sum
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 # Two independent proportions
 
 
-_TIE = 1e-9
-"""Statistics with a smaller relative difference are equal: the difference is rounding."""
+_TIE = 1e-9  # statistics with a smaller relative difference are equal: the difference is rounding
 _POINTS = 256
 _WINDOW_SD = 9.0
 _REFINEMENTS = 5
@@ -163,8 +162,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
 _EXACT_TERMS = 13
 _GRID = 1 << 15
 _CELLS, _LEVELS = 2048, 1000
-_TOLERANCE = 1e-12
-"""Sums closer than this are equal: they differ only by the order of addition."""
+_TOLERANCE = 1e-12  # sums closer than this are equal: they differ only by the order of addition
 
 
 @dataclass(frozen=True)
@@ -600,8 +598,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MOST_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_DRAWN_TERMS = 4_000_000
-"""Maximum of pairs times draws: more pairs mean fewer draws of signs, but at least a fifth of `_MOST_DRAWS`."""
+_DRAWN_TERMS = 4_000_000  # pairs times draws: more pairs mean fewer draws of signs, but at least a fifth of `_MOST_DRAWS`
 
 
 def max_t_adjust(differences: Floats) -> Floats:

@@ -41,16 +41,12 @@ class RequestedPolicy:
     """A policy of a run, by its name."""
 
     name: str
-    spec: str = ""
-    """How to make it: `python:module:factory`, `replay:PATH`, an entry; "" = its name."""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    """These override the arguments for every policy."""
+    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH`, an entry; "" = its name
+    arguments: Mapping[str, str] = field(default_factory=dict)  # these override the arguments for every policy
     coupling: Coupling = UNCOUPLED
     """Its filter, as in `--filter`, and the delay of its answers: `3` control steps, `120ms` or `measured`."""
-    made: Policy | None = None
-    """An existing policy object; it is not closed and cannot be sent to other processes."""
-    asked: Mapping[str, str] | None = None
-    """What its server requested when the run began; None = not asked yet."""
+    made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
+    asked: Mapping[str, str] | None = None  # what its server requested when the run began; None = not asked yet
 
     @property
     def maker(self) -> str:
@@ -243,14 +239,10 @@ def _tasks_of_suite(host: Host, suite: str, request: Request) -> Sequence[Task]:
 class ExecutionOptions:
     """Options of the execution; none of them changes a byte of a complete run."""
 
-    workers: int = 1
-    """Number of processes; one means this process."""
-    cluster: RayCluster | None = None
-    """The Ray cluster whose actors are the workers; None = this machine."""
-    resume: bool = False
-    """Continue the run in the folder, if it holds one."""
-    retry_crashed: bool = False
-    """Run crashed episodes again when continuing."""
+    workers: int = 1  # number of processes; one means this process
+    cluster: RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
+    resume: bool = False  # continue the run in the folder, if it holds one
+    retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
     """Start no episode after so many seconds, let the running ones end, and raise `TimeUpError` if any are left."""
     other_code: bool = False

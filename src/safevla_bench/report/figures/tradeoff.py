@@ -47,8 +47,7 @@ class Tradeoff:
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
     pooled: tuple[str, ...] = ()  # suites whose episodes are pooled, if any
-    suites: tuple[str, ...] = ()
-    """The suites that share the panel, by the marker's shape; empty if each has its own."""
+    suites: tuple[str, ...] = ()  # the suites that share the panel, by the marker's shape; empty if each has its own
     left_out: tuple[str, ...] = ()  # auxiliary suites, which share no panel with the others
     remarks: tuple[str, ...] = ()
 

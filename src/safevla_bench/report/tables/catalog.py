@@ -203,8 +203,7 @@ class TableKind:
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None] = field(default_factory=dict)
-    """The paper's numbers, each with its host."""
+    numbers: Mapping[str, str | None] = field(default_factory=dict)  # the paper's numbers, each with its host
     remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
     """What to do if the runs do not allow it."""
 
