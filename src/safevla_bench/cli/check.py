@@ -25,7 +25,6 @@ from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.request import format_host_trust
-from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
@@ -40,7 +39,7 @@ def verify_command(
     context: click.Context,
     run: Path = options.argument("RUN", type=options.FILE),
     replay: int = options.option("Replay K episodes in the host.", "K", type=options.NATURAL, default=0),
-    audit: AuditPlan | None = options.AUDIT,
+    audit: verify.AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it was a file."),
     rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: those of the run."),
     form: str = options.format_option(),

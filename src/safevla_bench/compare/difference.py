@@ -16,15 +16,7 @@ from safevla_bench.compare.pairs import PairedResults, number_distinct
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds, Metric, StartMeans
-from safevla_bench.statistics import significance
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    bounded_mean_ends,
-    is_significant,
-    make_interval,
-    normal_quantile,
-)
+from safevla_bench.statistics import intervals, significance
 from safevla_bench.text import count_noun
 
 Bools = NDArray[np.bool_]
@@ -42,7 +34,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     metrics: tuple[str, ...] = COMPARED
-    confidence: float = CONFIDENCE
+    confidence: float = intervals.CONFIDENCE
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
@@ -228,9 +220,9 @@ def _join_rows(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) ->
     order = np.argsort(np.concatenate([rows for rows, _ in filled] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([test for _, test in filled])
 
-    def find_interval() -> Interval:
+    def find_interval() -> intervals.Interval:
         ends = joined.interval or _NO_INTERVAL
-        return make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
+        return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
     return significance.MeanTest(joined.p_value[order], find_interval)
 
@@ -329,7 +321,7 @@ def _test_tasks(
     sums, weights = (part[rows] for part in parts)
     used, total, weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
     tested, estimates, many = test(rows, used), _drop_rounding(total / weight)[:, 0], used.sum(axis=1)
-    is_shown = is_significant(tested.p_value, options.confidence)
+    is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
         without = _drop_rounding((total - sums) / (weight - weights))
         without = np.where(used & (many > 1)[:, None], without, np.nan)
@@ -341,7 +333,7 @@ def _test_tasks(
     if len(shown):
         kept = used[shown]
         kept[np.arange(len(shown)), at] = False
-        loses[shown, at] = ~is_significant(test(rows[shown], kept).p_value, options.confidence)
+        loses[shown, at] = ~intervals.is_significant(test(rows[shown], kept).p_value, options.confidence)
     ranked = np.take_along_axis(loses, order, axis=1)
     ranked[:, 0] |= turns & (many > 1)
     depends = np.where(ranked.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), ranked.argmax(axis=1)], -1)
@@ -354,10 +346,10 @@ def _test_tasks(
             measured[row],
             tasks=int(many[k]),
             difference=float(estimates[k]),
-            ci=interval_bounds(Interval(low[k], high[k])),
+            ci=interval_bounds(intervals.Interval(low[k], high[k])),
             p_value=float(tested.p_value[k]),
             excludes_zero=bool(is_shown[k]),
-            ci_by_task=interval_bounds(Interval(low_by_task[k], high_by_task[k])),
+            ci_by_task=interval_bounds(intervals.Interval(low_by_task[k], high_by_task[k])),
             p_by_task=float(by_task[0, k]) if many[k] > 1 else None,
             leave_one_out=(leasts[k], mosts[k]) if many[k] > 1 else None,
             depends_on="/".join(tasks[lost[k]]) if lost[k] >= 0 else None,
@@ -369,7 +361,7 @@ def _drop_rounding(values: Floats) -> Floats:
     return np.where(np.abs(values) < _TIE, 0.0, values)
 
 
-_NO_INTERVAL = Interval(np.nan, np.nan)
+_NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
@@ -448,7 +440,7 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
         tested = significance.mcnemar_test(int((gaps > 0).sum()), int((gaps < 0).sum()), len(gaps), confidence)
     else:
         tested = significance.flip_pair_means(gaps, confidence)
-    return bool(gaps.mean() > 0 and is_significant(tested.p_value, confidence))
+    return bool(gaps.mean() > 0 and intervals.is_significant(tested.p_value, confidence))
 
 
 _LADDER = np.linspace(0.0, 4.4, 23)
@@ -468,7 +460,7 @@ class _BoundedMeans:
         The p-value is the error at which the interval ends at 0: its normal quantile is interpolated between those of
         24 intervals. `only_side`: compute only on which side of the level it is.
         """
-        z = normal_quantile(confidence)
+        z = intervals.normal_quantile(confidence)
         steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
         self._measure({(id(side), mask.tobytes()): (side, mask) for pair, mask in zip(pairs, kept, strict=True)
                        for side in pair}, steps, only_side=only_side)  # fmt: skip
@@ -485,7 +477,7 @@ class _BoundedMeans:
         found = np.array([np.interp(abs(e), row, steps) for e, row in zip(estimates, reach, strict=True)])
         is_shown, level = reach[:, at] < np.abs(estimates), 1 - confidence
         p_values = np.array([2 * NormalDist().cdf(-one) for one in found])
-        ends = make_interval(estimates - reaches[0][:, at], estimates + reaches[1][:, at])
+        ends = intervals.make_interval(estimates - reaches[0][:, at], estimates + reaches[1][:, at])
         p_values = np.where(is_shown, np.minimum(p_values, level), np.maximum(p_values, level + 1e-9))
         return significance.MeanTest(p_values, lambda: ends)
 
@@ -504,7 +496,9 @@ class _BoundedMeans:
             weights[k, : sizes[k]] = np.concatenate([sample.by_start.shares for sample in samples]) / len(samples)
         levels = np.array([2 * NormalDist().cdf(step) - 1 for step in steps])
         rows, weights = (np.repeat(part, len(steps), axis=0) for part in (rows, weights))
-        low, high = (end.reshape(-1, len(steps)) for end in bounded_mean_ends(rows, np.tile(levels, len(new)), weights))
+        low, high = (
+            end.reshape(-1, len(steps)) for end in intervals.bounded_mean_ends(rows, np.tile(levels, len(new)), weights)
+        )
         for k, (key, samples) in enumerate(zip(new, chosen, strict=True)):
             mean = float(np.mean([sample.values.mean() for sample in samples]))
             self._known[*key, only_side] = np.array([np.full(len(steps), mean), mean - low[k], high[k] - mean])
@@ -516,7 +510,7 @@ def least_tasks(confidence: float) -> int:
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
-def interval_bounds(interval: Interval | None) -> Bounds | None:
+def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
     """Return the two ends of an interval; None for None, and for equal ends, since zero spread proves nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None

@@ -11,16 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.policy_results import (
-    IDENTITY_FIELDS,
-    SAME_TASKS,
-    PolicyResults,
-    TaskKey,
-    find_conflict,
-    list_arms,
-    list_first,
-    name_kitchens,
-)
+from safevla_bench.compare import policy_results
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -58,7 +49,7 @@ class PairedResults:
     Two policies are compared on the episodes that both finished, regardless of others.
     """
 
-    results: tuple[PolicyResults, ...]
+    results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
     """The planned episodes, [K]: those that some policy finished, in the order of the first that did, then the lost."""
     places: NDArray[np.int64]  # index of each in the results of each policy, -1 = not finished there, [P, K]
@@ -71,11 +62,11 @@ class PairedResults:
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
     @cached_property
-    def _tasks(self) -> tuple[tuple[TaskKey, ...], NDArray[np.int64]]:
+    def _tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], NDArray[np.int64]]:
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @property
-    def tasks(self) -> tuple[TaskKey, ...]:
+    def tasks(self) -> tuple[policy_results.TaskKey, ...]:
         """All tasks, sorted."""
         return self._tasks[0]
 
@@ -193,7 +184,7 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np
 
 
 def pair_episodes(
-    results: Sequence[PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
+    results: Sequence[policy_results.PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
 ) -> PairedResults:
     """Pair the episodes of policies with different names that planned the same ones; lost ones count as planned.
 
@@ -202,7 +193,7 @@ def pair_episodes(
     not recorded, an episode occurs twice, one policy planned episodes that another did not, or starts, tasks or
     protocols differ.
     """
-    results = name_kitchens(results)
+    results = policy_results.name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
     lost = [{_pair_key(e) for e in result.lost if e.init_state_index is not None} for result in results]
     planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
@@ -218,11 +209,11 @@ def pair_episodes(
     return paired
 
 
-def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
+def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
-        problem = f"{episodes} do not record their initial state: {list_first(unknown)}"
+        problem = f"{episodes} do not record their initial state: {policy_results.list_first(unknown)}"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
         raise RunError(problem, remedy=remedy)
     index: dict[PairKey, int] = {}
@@ -240,11 +231,11 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
-def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
+def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
     every = set().union(*planned)
     lines = [
         f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "
-        f"{list_first(list(map(str, _sort_keys(absent))))}"
+        f"{policy_results.list_first(list(map(str, _sort_keys(absent))))}"
         for result, keys in zip(results, planned, strict=True)
         if (absent := every - keys)
     ]
@@ -273,7 +264,7 @@ def _require_same_starts(paired: PairedResults) -> None:
 def _require_same_tasks(paired: PairedResults) -> None:
     for name, names, episodes in _find_differences(paired, _TASKS):
         problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
-        raise RunError(problem, remedy=SAME_TASKS)
+        raise RunError(problem, remedy=policy_results.SAME_TASKS)
 
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
@@ -282,23 +273,25 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 
 
 def _find_differences(
-    paired: PairedResults, readers: Mapping[str, Callable[[PolicyResults, Header], object]]
+    paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield each field in which two policies' episodes differ, the policies, and the first of these episodes."""
     for name, read in readers.items():
         values = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
-        if conflict := find_conflict(values):
+        if conflict := policy_results.find_conflict(values):
             first, other, keys = conflict
-            episodes = list_first([f"{key} ({values[first][key]} and {values[other][key]})" for key in keys])
+            episodes = policy_results.list_first(
+                [f"{key} ({values[first][key]} and {values[other][key]})" for key in keys]
+            )
             names = f"{paired.results[first].name} and {paired.results[other].name}"
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
 _ONE_PROTOCOL = "Roll both out under one protocol, with kitchens made as in `safevla eval`."
-_STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
+_STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
-    "arms": lambda _, header: list_arms(header),
+    "arms": lambda _, header: policy_results.list_arms(header),
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
@@ -306,12 +299,12 @@ _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
-    **IDENTITY_FIELDS,
+    **policy_results.IDENTITY_FIELDS,
 }
 """Fields that say which task an episode ran, and how they are read; "" = unknown, which differs from nothing."""
 
 
-def _ignore_results(read: Callable[[Header], object]) -> Callable[[PolicyResults, Header], object]:
+def _ignore_results(read: Callable[[Header], object]) -> Callable[[policy_results.PolicyResults, Header], object]:
     return lambda _, header: read(header)
 
 
@@ -319,7 +312,7 @@ _TASKS = {name: _ignore_results(read) for name, read in TASK_FIELDS.items()}
 
 
 def _values_by_start(
-    paired: PairedResults, policy: int, read: Callable[[PolicyResults, Header], object]
+    paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, place in zip(paired.keys, paired.places[policy], strict=True):
@@ -328,7 +321,7 @@ def _values_by_start(
     return {key: ", ".join(sorted(of_key)) for key, of_key in values.items()}
 
 
-def _differing_rules(first: PolicyResults, other: PolicyResults) -> list[str]:
+def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
     """Return the names of the protocols' rules that differ; for a user's own loop, only those on how it begins."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []

@@ -36,13 +36,7 @@ from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.comparison_answer import format_ranks
 from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.runs.folder import MISSING
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    combine_intervals,
-    is_significant,
-    mean_rate_interval,
-)
+from safevla_bench.statistics import intervals
 from safevla_bench.statistics.significance import holm_adjust, invert_interval
 from safevla_bench.tasks.identity import is_own_task
 from safevla_bench.tasks.reasons import describe_reason
@@ -493,22 +487,24 @@ def _compare_printed(
     }
     known = {policy: parts for policy, parts in rates.items() if all(part.n for part in parts)}
 
-    def measure(policy: str, level: float) -> tuple[float, Interval]:
+    def measure(policy: str, level: float) -> tuple[float, intervals.Interval]:
         counts, sizes = ([getattr(rate, name) for rate in known[policy]] for name in ("count", "n"))
-        interval = mean_rate_interval(counts, sizes, level)
+        interval = intervals.mean_rate_interval(counts, sizes, level)
         assert interval is not None
         return sum(rate.count / rate.n for rate in known[policy]) / len(sizes), interval
 
     pairs = list(combinations(known, 2))
     p_values = [
-        invert_interval(lambda level: combine_intervals([measure(policy, level) for policy in pair], (1, -1))).p_value  # noqa: B023
+        invert_interval(
+            lambda level: intervals.combine_intervals([measure(policy, level) for policy in pair], (1, -1))  # noqa: B023
+        ).p_value
         for pair in pairs
     ]
-    means = {policy: measure(policy, CONFIDENCE)[0] for policy in known}
+    means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in known}
     return [
         (first, second) if means[first] > means[second] else (second, first)
         for (first, second), p in zip(pairs, holm_adjust(p_values), strict=True)
-        if is_significant(p)
+        if intervals.is_significant(p)
     ]
 
 
@@ -538,11 +534,11 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
     return ExactCell(cell, exact / metric.scale)
 
 
-def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> Interval | None:
+def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
     """Return the interval of the mean of printed rates, covering all counts that round to these, or None."""
     counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     if not counts or not all(counts):
         return None
     sizes = [cell.n for cell in cells]
-    low, high = (mean_rate_interval([side(part) for part in counts], sizes) for side in (min, max))
-    return None if low is None or high is None else Interval(low.low, high.high)
+    low, high = (intervals.mean_rate_interval([side(part) for part in counts], sizes) for side in (min, max))
+    return None if low is None or high is None else intervals.Interval(low.low, high.high)

@@ -18,23 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    Counts,
-    Interval,
-    Reals,
-    binomial_pmf,
-    bounded_mean_ends,
-    combine_intervals,
-    find_root,
-    is_significant,
-    make_interval,
-    mean_p_values,
-    normal_quantile,
-    reconcile_interval,
-    tango_interval,
-    wilson_interval,
-)
+from safevla_bench.statistics import intervals
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,14 +67,14 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     return _supremum(_barnard_region(x, first, y, second), first, second)
 
 
-def barnard_test(count: int, n: int, other: int, m: int, confidence: float = CONFIDENCE) -> MeanTest:
+def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n and other/m, and a consistent Newcombe interval of their difference."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
-    rates = [(x / size, ends) for x, size in sides if (ends := wilson_interval(x, size, confidence))]
+    rates = [(x / size, ends) for x, size in sides if (ends := intervals.wilson_interval(x, size, confidence))]
 
-    def find_interval() -> Interval | None:
-        interval = combine_intervals(rates, (1, -1))
-        return reconcile_interval(interval, rates[0][0] - rates[1][0], p_value, confidence)
+    def find_interval() -> intervals.Interval | None:
+        interval = intervals.combine_intervals(rates, (1, -1))
+        return intervals.reconcile_interval(interval, rates[0][0] - rates[1][0], p_value, confidence)
 
     return MeanTest(p_value, find_interval)
 
@@ -153,7 +137,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
     # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower one of the complement.
     below = np.where(low >= 0, bdtr(np.maximum(low, 0), m, proportion), 0.0)
     above = np.where(high <= m, bdtr(np.clip(m - high, 0, m), m, 1 - proportion), 0.0)
-    return float(binomial_pmf(rows, n, proportion) @ (below + above))
+    return float(intervals.binomial_pmf(rows, n, proportion) @ (below + above))
 
 
 # Sign flips
@@ -170,11 +154,11 @@ class MeanTest:
     """A two-sided p-value of the hypothesis that a mean difference is zero, and the interval of the same test."""
 
     p_value: Any
-    find_interval: Callable[[], Interval | None]
+    find_interval: Callable[[], intervals.Interval | None]
     """Both are arrays [R] for several hypotheses, if the test was given several rows."""
 
     @cached_property
-    def interval(self) -> Interval | None:
+    def interval(self) -> intervals.Interval | None:
         """The differences that the test does not reject; None if no difference can be excluded.
 
         It excludes 0 exactly if the p-value is significant; an end of 0 is then open. It is computed on first use, as
@@ -183,7 +167,7 @@ class MeanTest:
         return self.find_interval()
 
 
-def flip_task_means(differences: Floats, weights: Floats, confidence: float = CONFIDENCE) -> MeanTest:
+def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Test that the differences of tasks like these are symmetric about zero, and return their center's interval.
 
     An exact test. `differences` are the mean differences of the tasks, from -1 to 1, and `weights` positive, [K] each,
@@ -200,12 +184,12 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = CO
         parts = [slice(k, k + step) for k in range(0, len(rows), step)]
         p_values = np.concatenate([_flip_all_signs(rows[part], sizes[part]) for part in parts])
 
-        def find_interval() -> Interval:
+        def find_interval() -> intervals.Interval:
             ends = np.hstack([_find_centers(rows[part], sizes[part], confidence) for part in parts])
-            return make_interval(*(ends[:, 0] if differences.ndim == 1 else ends))
+            return intervals.make_interval(*(ends[:, 0] if differences.ndim == 1 else ends))
 
         flipped = MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
-    can_reject = is_significant(2.0 ** (1 - tasks), confidence)
+    can_reject = intervals.is_significant(2.0 ** (1 - tasks), confidence)
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
@@ -230,14 +214,16 @@ def _find_centers(differences: Floats, weights: Floats, confidence: float) -> Fl
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
     """Join tests of one or several rows each into one; ends are NaN if there is no interval."""
 
-    def find_interval() -> Interval:
+    def find_interval() -> intervals.Interval:
         ends = [(np.nan, np.nan) if (one := test.interval) is None else (one.low, one.high) for test in tests]
-        return make_interval(*(np.concatenate([np.atleast_1d(pair[side]) for pair in ends]) for side in (0, 1)))
+        return intervals.make_interval(
+            *(np.concatenate([np.atleast_1d(pair[side]) for pair in ends]) for side in (0, 1))
+        )
 
     return MeanTest(np.concatenate([np.atleast_1d(test.p_value) for test in tests]), find_interval)
 
 
-def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
+def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Test that the differences of pairs center on zero, each from -1 to 1, [n], and return their center's interval.
 
     Uses the mid-p-value: for differences of -1, 0 and 1 it is that of `mcnemar_mid_p`. An end is -1 or 1 if nothing is
@@ -261,12 +247,12 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
         shares = count_below(differences, weights), count_below(-differences, weights)
     p_values = [float(_low_p(of, tie, np.zeros(1))[0]) for of in shares]
 
-    def find_interval() -> Interval:
+    def find_interval() -> intervals.Interval:
         low, high = (
             _find_low_end(partial(_low_p, of, tie), at_zero, sign * estimate, confidence, is_graded=is_graded)
             for of, at_zero, sign in zip(shares, p_values, (1.0, -1.0), strict=True)
         )
-        return Interval(low, -high + 0.0)
+        return intervals.Interval(low, -high + 0.0)
 
     return MeanTest(min(1.0, *p_values), find_interval)
 
@@ -342,20 +328,20 @@ def _find_low_end(
 ) -> float:
     outer, inner = -1.0, estimate
     if estimate > 0:
-        outer, inner = (0.0, estimate) if is_significant(at_zero, confidence) else (-1.0, 0.0)
-    if outer < 0 and not is_significant(p_of(np.array([-1.0])), confidence)[0]:
+        outer, inner = (0.0, estimate) if intervals.is_significant(at_zero, confidence) else (-1.0, 0.0)
+    if outer < 0 and not intervals.is_significant(p_of(np.array([-1.0])), confidence)[0]:
         return -1.0
-    if is_graded and not is_significant(p_of(np.array([inner])), confidence)[0]:
+    if is_graded and not intervals.is_significant(p_of(np.array([inner])), confidence)[0]:
         quantile = NormalDist().inv_cdf
         level = quantile((1 - confidence) / 2) + 1e-9
 
         def excess(center: float) -> float:
             return quantile(max(1e-300, min(1.0, float(p_of(np.array([center]))[0])) / 2)) - level
 
-        return float(round(find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
+        return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
     for _ in range(7):
         centers = np.linspace(outer, inner, 33)
-        k = 1 + int(np.argmin(np.append(is_significant(p_of(centers[1:-1]), confidence), False)))
+        k = 1 + int(np.argmin(np.append(intervals.is_significant(p_of(centers[1:-1]), confidence), False)))
         outer, inner = centers[k - 1], centers[k]
     return round(float(outer + inner) / 2, 9) + 0.0
 
@@ -397,22 +383,27 @@ def _sum_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _draw_heads(coins: int) -> list[tuple[int, float]]:
-    chances = binomial_pmf(np.arange(coins + 1), coins, 0.5)
+    chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(k), float(chances[k])) for k in np.flatnonzero(chances > 1e-17)]
 
 
-def mcnemar_test(only_first: Counts, only_second: Counts, n: Counts, confidence: float = CONFIDENCE) -> MeanTest:
+def mcnemar_test(
+    only_first: intervals.Counts,
+    only_second: intervals.Counts,
+    n: intervals.Counts,
+    confidence: float = intervals.CONFIDENCE,
+) -> MeanTest:
     """Return McNemar's mid-p test of n pairs, and Tango's interval of the difference, made consistent with it."""
     p_value = mcnemar_mid_p(only_first, only_second)
 
-    def find_interval() -> Interval | None:
-        interval = tango_interval(only_first, only_second, n, confidence)
-        return reconcile_interval(interval, only_first - only_second, p_value, confidence)
+    def find_interval() -> intervals.Interval | None:
+        interval = intervals.tango_interval(only_first, only_second, n, confidence)
+        return intervals.reconcile_interval(interval, only_first - only_second, p_value, confidence)
 
     return MeanTest(p_value, find_interval)
 
 
-def mcnemar_mid_p(only_first: Counts, only_second: Counts) -> Any:
+def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -> Any:
     """Return the two-sided mid-p-value of McNemar's test that a fair coin splits the pairs that differ; 1 if none does.
 
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: it hardly ever exceeds its
@@ -432,7 +423,7 @@ def mcnemar_mid_p(only_first: Counts, only_second: Counts) -> Any:
 
 
 def score_difference(
-    counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
+    counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = intervals.CONFIDENCE
 ) -> MeanTest:
     """Test that two policies' rates have the same mean over tasks of equal weight, and return the test's interval of
     their difference.
@@ -450,13 +441,13 @@ def score_difference(
     """
     from scipy.special import ndtr
 
-    z = normal_quantile(confidence)
+    z = intervals.normal_quantile(confidence)
     sides = (counts, sizes), (others, other_sizes)
     chances = np.minimum(1.0, 2 * ndtr(-np.abs(_score(*sides[0], *sides[1], 0.0))))
 
-    def find_interval() -> Interval:
+    def find_interval() -> intervals.Interval:
         low, high = (_find_low(*mine, *theirs, z) for mine, theirs in (sides, sides[::-1]))
-        return make_interval(low[()], -high[()] + 0.0)
+        return intervals.make_interval(low[()], -high[()] + 0.0)
 
     return MeanTest(chances[()], find_interval)
 
@@ -474,7 +465,7 @@ def _find_low(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z:
     if not has_root.any():
         return low
     with np.errstate(invalid="ignore"):
-        found = find_root(excess, np.where(has_root, outer, np.nan), np.where(has_root, inner, np.nan))
+        found = intervals.find_root(excess, np.where(has_root, outer, np.nan), np.where(has_root, inner, np.nan))
     return np.where(has_root, np.round(found, _DIGITS) + 0.0, low)
 
 
@@ -487,7 +478,7 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
 
 
-def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: Reals) -> Floats:
+def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first, second = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
@@ -523,19 +514,19 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 # Means of values from 0 to 1
 
 
-def paired_mean_test(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
+def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Test that the differences of pairs, each from -1 to 1, [n], have the mean zero, for any distribution.
 
     Uses Gaffke's interval of (1 + difference)/2, which assumes no symmetry: rare deep violations and frequent shallow
     ones have equal means but skewed differences. For several pairs of policies they are [R, n], NaN if missing.
     """
     rows = np.atleast_2d(1 + differences) / 2
-    p_values = mean_p_values(rows, 0.5)
+    p_values = intervals.mean_p_values(rows, 0.5)
 
-    def find_interval() -> Interval:
-        low, high = bounded_mean_ends(rows, confidence)
+    def find_interval() -> intervals.Interval:
+        low, high = intervals.bounded_mean_ends(rows, confidence)
         ends = 2 * low - 1, 2 * high - 1
-        return make_interval(*((end[0] for end in ends) if differences.ndim == 1 else ends))
+        return intervals.make_interval(*((end[0] for end in ends) if differences.ndim == 1 else ends))
 
     return MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
 
@@ -545,7 +536,7 @@ _P_HALVINGS = 12
 
 
 def invert_interval(
-    measure: Callable[[float], Interval], confidence: float = CONFIDENCE, *, only_side: bool = False
+    measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
     """Return the interval of `measure` at a confidence, and its p-value: the error at which it ends at 0.
 

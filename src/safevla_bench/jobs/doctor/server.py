@@ -25,7 +25,6 @@ from safevla_bench.jobs.doctor.pictures import check_pictures
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy, servers
-from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 from safevla_bench.rollout.plan import PROTOCOL, estimate_plan, load_costs, plan_episodes
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
@@ -109,18 +108,18 @@ def examine_server(
 def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = dialects.dialects_of(kind.name)
+    fitting = servers.dialects.dialects_of(kind.name)
     if host is not None:
-        fitting = [name for name in fitting if host in dialects.load_dialect_file(name).hosts]
+        fitting = [name for name in fitting if host in servers.dialects.load_dialect_file(name).hosts]
     return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
 def _host(dialect: str) -> str:
-    return next(iter(dialects.load_dialect_file(dialect).hosts))
+    return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
 def _example_task(host: str, dialect: str) -> Task:
-    is_widowx = _WIDOWX.benchmark in load_protocol(dialects.load_dialect_file(dialect).release).trials
+    is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
     return _WIDOWX if is_widowx else _TASKS[host]
 
 
@@ -147,7 +146,7 @@ def _ask(spec: str, arguments: dict[str, str], host: str, task: Task) -> ServerA
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
     dialect = answer.model.dialect
-    lines = [f"{dialect.name}: {dialects.load_dialect_file(dialect.name).about}"]
+    lines = [f"{dialect.name}: {servers.dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
     yield passed_check("dialect", "\n".join(lines))
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)

@@ -31,7 +31,6 @@ from safevla_bench.plugins import require_trust
 from safevla_bench.policies.coupling import Coupler
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.plan import (
     RECORDED,
@@ -335,7 +334,7 @@ def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
 
 def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
     description: dict[str, object] = {}
-    if isinstance(dialect := getattr(policy, "dialect", None), Dialect):
+    if isinstance(dialect := getattr(policy, "dialect", None), dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(model := getattr(policy, "model", None), entries.EntryModel):
         entry = model.entry
@@ -358,7 +357,7 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
             for name, policy in prepared.policies.items()
         }
         dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
-    intervals = {name: (d.replan or 1) if isinstance(d, Dialect) else 1 for name, d in dialect.items()}
+    intervals = {name: (d.replan or 1) if isinstance(d, dialects.Dialect) else 1 for name, d in dialect.items()}
     return estimate_plan(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import HostError, Place, PluginError, RunError
-from safevla_bench.hosts import protocols
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
@@ -79,7 +78,7 @@ class Request:
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    protocol: str = protocols.PRESET
+    protocol: str = hosts.protocols.PRESET
     seed: int = 0
     max_steps: int | None = None
     shard: Shard | None = None
@@ -300,7 +299,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         "host_arguments": dict(entry.host_arguments),
         "suites": tuple(suites) or entry.suites,
         "policies": (name,),
-        "protocol": protocol or (entry.protocol if entry.is_runnable else protocols.PRESET),
+        "protocol": protocol or (entry.protocol if entry.is_runnable else hosts.protocols.PRESET),
         "episodes": plan.PROTOCOL,
     }
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.verify import files
-from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
@@ -72,7 +71,7 @@ def verify_run(
 
 def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
-) -> list[Finding]:
+) -> list[files.Finding]:
     findings = files.check_files(run)
     records, standin = files.read_records(run)
     if records.problems:
@@ -100,7 +99,7 @@ def _check_run(
     for policy, mark, _ in audits:
         assert audit
         said = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
-        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
+        findings.append(files.Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
     return findings
 
 
@@ -115,7 +114,7 @@ def audit_source(
 
 def _audit(
     source: Path, records: EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
-) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
+) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
@@ -131,6 +130,6 @@ def _audit(
         yield policy, mark, findings
 
 
-def _said(findings: Sequence[Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
+def _said(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
     names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {said}" if episode else said for episode, said in names)

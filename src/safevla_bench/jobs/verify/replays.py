@@ -26,7 +26,6 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.jobs.verify import files
-from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
@@ -306,7 +305,7 @@ class ReplaySetting:
 
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
-) -> list[Finding]:
+) -> list[files.Finding]:
     """Replay recorded episodes by index in their host, and return a finding for each.
 
     A single open finding gives the reason if the host is unusable here or run.json does not describe how episodes
@@ -373,7 +372,7 @@ def draw_key(header: Header, salt: str = "") -> bytes:
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
-def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Finding:
+def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> files.Finding:
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
@@ -402,7 +401,7 @@ def _compare_replay(
     planned: PlannedEpisode | None,
     *,
     lenient: bool,
-) -> Finding:
+) -> files.Finding:
     replayed, successes = replay
     from_state = seed.recorded is not None and seed.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)

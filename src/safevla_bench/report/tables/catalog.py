@@ -14,7 +14,6 @@ from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import measure_agreement, read_labels
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging import metrics, provenance_marks
-from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
@@ -61,11 +60,11 @@ class TableInputs:
         return self.ruleset.registry
 
     @cached_property
-    def cells(self) -> list[Summary]:
+    def cells(self) -> list[metrics.Summary]:
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
-    def auxiliary_cells(self) -> list[Summary]:
+    def auxiliary_cells(self) -> list[metrics.Summary]:
         """Return the summaries that are left out of means and bests."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
@@ -74,7 +73,7 @@ class TableInputs:
         """Return whether there are scores and they were judged with applicability off."""
         return self.scores is not None and self.ruleset.is_ablation
 
-    def with_published(self, cells: Sequence[Summary]) -> list[Summary]:
+    def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
         """Return the cells, then the numbers that the paper prints for the roster's policies on their suites.
 
         Raises `RunError` if a policy of the runs has the name of a printed one.
@@ -83,13 +82,13 @@ class TableInputs:
             raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
-    def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[Summary]]]:
+    def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
 
         `auxiliary`: without a `host`, auxiliary cells are the last group. Raises `RunError` if a policy has results of
         the same tasks under two suite names.
         """
-        groups: dict[str, list[Summary]] = {}
+        groups: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
             suite = self.registry.benchmarks.get(cell.suite or "")
             if self.roster.is_auxiliary(cell) or host not in (None, suite.host if suite else None):
@@ -104,7 +103,7 @@ class TableInputs:
             yield "auxiliary runs", self.auxiliary_cells
 
 
-def _require_distinct(cells: Sequence[Summary]) -> None:
+def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
@@ -112,7 +111,7 @@ def _require_distinct(cells: Sequence[Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-Built = Iterator[tuple[Table, Sequence[Summary]]]  # tables, each with the cells behind its numbers
+Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells behind its numbers
 Builder = Callable[[TableInputs, str | None], Built]
 
 
@@ -266,7 +265,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     return list(_number_duplicates(tables))
 
 
-def warn_of_cells(inputs: TableInputs, cells: Sequence[Summary]) -> tuple[str, ...]:
+def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells, including published ones."""
     printed = warn_of_published(cells)
     partial = warn_of_tasks(cells, inputs.scores, inputs.registry) if printed and inputs.scores else ()
@@ -281,7 +280,7 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
         yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
 
 
-def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
+def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)
