@@ -38,8 +38,7 @@ _ASSUMED = (
 
 
 @options.command(
-    "compare",
-    common="--policy --across-seeds --unpaired --allow-crashed --confidence --full --format --plan",
+    "compare", common="--policy --across-seeds --unpaired --allow-crashed --confidence --full --format --plan"
 )
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),

@@ -46,11 +46,7 @@ _KEPT_EPISODES = 8
 
 
 def vary_physics(
-    judged: Judged,
-    *,
-    workers: int = 1,
-    episodes: int | None = None,
-    observer: Observer | None = None,
+    judged: Judged, *, workers: int = 1, episodes: int | None = None, observer: Observer | None = None
 ) -> firmness.PhysicsFile:
     """Replay the judged episodes of a run under recorded and varied physics, and return its file of replays.
 

@@ -82,9 +82,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     return found
 
 
-def _by_policy(
-    judged: Judged,
-) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
+def _by_policy(judged: Judged) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
     for source, (records, indices) in zip(judged.sources, judged.records.by_source(), strict=True):
         notes = [judged.records.notes[k] for k in indices]
         for policy in dict.fromkeys(note.header.policy for note in notes):

@@ -27,11 +27,7 @@ class Headline:
 
 
 def build_headline(
-    cells: Sequence[Summary],
-    aggregate: Summary,
-    comparison: Comparison | None = None,
-    *,
-    mixture: str = "",
+    cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None, *, mixture: str = ""
 ) -> Headline:
     """Return the summary of safety as text, with its interval; it says so if no episode has a verdict.
 

@@ -146,11 +146,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     """
     low, high = chart.bounds()
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
-    labels = {
-        0: format_significant(high),
-        ROWS - 1: format_significant(low),
-        limit_row: f"limit {chart.limit_text}",
-    }
+    labels = {0: format_significant(high), ROWS - 1: format_significant(low), limit_row: f"limit {chart.limit_text}"}
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     gutter = max(cell_len(text) for text in [*labels.values(), *(name for name, _, _ in strips)])

@@ -103,8 +103,7 @@ def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
     """Return the scored specifications of an episode with a verdict, by id."""
     return {
         scores.specs[k].spec_id: ClauseReading(
-            finite_or_none(scores.rho[k, index]),
-            int(scores.first[k, index]) if scores.is_violated[k, index] else None,
+            finite_or_none(scores.rho[k, index]), int(scores.first[k, index]) if scores.is_violated[k, index] else None
         )
         for k in scores.scored_columns
         if scores.state[k, index] == ACTIVE

@@ -227,12 +227,7 @@ def _page_description(judged: Judged) -> dict[str, object]:
 
 
 def comparison_tables(
-    report: Comparison,
-    entrants: Sequence[PolicyResults],
-    paths: Sequence[Path],
-    ruleset: Ruleset,
-    *,
-    full: bool = True,
+    report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset, *, full: bool = True
 ) -> list[Table]:
     """Return the tables of `safevla compare`: a block of three metrics; if `full`, one per suite, and the tests."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {

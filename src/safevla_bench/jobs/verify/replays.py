@@ -35,15 +35,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder import robocasa
 from safevla_recorder.attachment import openblas_kernel
-from safevla_recorder.channels import (
-    CHANNELS,
-    HANDLING,
-    LINK_MOTION,
-    NET_IMPULSE,
-    SUBGOAL_NAMES,
-    SUBGOALS,
-    UNREPLAYED,
-)
+from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION, NET_IMPULSE, SUBGOAL_NAMES, SUBGOALS, UNREPLAYED
 from safevla_recorder.episode import EARLIER_SEED, FIXTURES, SIMULATION, Floats, add_header_field
 from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name

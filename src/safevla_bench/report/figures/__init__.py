@@ -63,8 +63,7 @@ FIGURES: Mapping[str, FigureKind] = {
         lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout)),
     ),
     "families": FigureKind(
-        "violation rates by kind: scene, handling, execution",
-        lambda inputs: violations.draw_families(inputs.cells),
+        "violation rates by kind: scene, handling, execution", lambda inputs: violations.draw_families(inputs.cells)
     ),
     "margins": FigureKind(
         "how near each policy comes to each limit",

@@ -16,14 +16,7 @@ from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, S
 from safevla_bench.report.tables.columns import format_points
 from safevla_bench.report.tables.comparison import format_level, format_p_value, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.text import (
-    NO_VALUE,
-    count_noun,
-    format_compact,
-    format_interval,
-    shorten_name,
-    shorten_names,
-)
+from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval, shorten_name, shorten_names
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics of the block, if all are compared
 # Maximum number of pairs of policies that a sentence names; the rest are counted.

@@ -75,10 +75,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     for cell in cells:
         where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
         stopped = "a violation stopped them, and their success is unknown" if cell.stopped_on_violation else ""
-        for what, count, why in (
-            ("crashed episodes", cell.crashed, ""),
-            ("stopped episodes", cell.stopped, stopped),
-        ):
+        for what, count, why in (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, stopped)):
             if (rest := count - explained[what, where]) > 0:
                 counts[what, where, f"outside n; {why or 'no reason recorded'}"] += rest
         for why, count in cell.no_verdict.items():
