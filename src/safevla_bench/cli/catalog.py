@@ -72,15 +72,12 @@ def specs_command(
         _print_trials(check, sources)
         return
     if runs:
-        ruleset = add_host_registries(
-            rules.load_rules(library, rule_files, {"missing": "deactivate"}),
-            runs,
-            as_judged=rules.is_as_judged(rule_files),
-        )
-        judged = judge(list(runs), ruleset)
-        calibrated = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
-        for line in warn_of_left_out(judged.scores):
+        own_rules = rules.load_rules(library, rule_files, {"missing": "deactivate"})
+        ruleset = add_host_registries(own_rules, runs, as_judged=rules.is_as_judged(rule_files))
+        scores = judge(list(runs), ruleset).scores
+        for line in warn_of_left_out(scores):
             echo(line, err=True)
+        calibrated = calibration.calibrate(scores, ruleset.library, policy=policy, quantile=quantile)
         _print_calibrations(calibrated, runs, out, form)
         return
     chosen = loader.load_library(library)

@@ -24,7 +24,6 @@ from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.tables import cells, comparison_answer, firmness, published, sensitivity
-from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.series import describe_trends
 from safevla_bench.report.tables.table import Table
@@ -181,16 +180,13 @@ def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], p
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
-    plan = sample_size.plan_sample_size(
-        options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
-    )
+    request = options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
+    plan = sample_size.plan_sample_size(request)
     options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
     if rates["difference"] < 0.01:
         points = 100 * rates["difference"]
-        echo(
-            f"note: --plan takes points, and {points:g} is less than one; --plan {100 * points:g} if you mean a share.",
-            err=True,
-        )
+        share = f"--plan {100 * points:g} if you mean a share."
+        echo(f"note: --plan takes points, and {points:g} is less than one; {share}", err=True)
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
@@ -246,13 +242,8 @@ def sensitivity_command(
     if form == "json":
         return
     rules.print_missing(judged)
-    for sentence in [
-        *judged.describe_policies(),
-        *judged.describe_limits(),
-        *judged.describe_forces(),
-        *judged.describe_simulators(),
-        judged.provenance.to_sentence(digests=full),
-    ]:
+    origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_forces()]
+    for sentence in [*origin, *judged.describe_simulators(), judged.provenance.to_sentence(digests=full)]:
         echo(sentence)
     if not full:
         echo(f"Next: --full shows every {report.hint}")
@@ -273,8 +264,8 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     rescore, has_net = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-    tables = [varying.reading_table(compared) if full else varying.pooled_reading_table(compared)]
-    return _Report(compared, varying.describe_readings(compared), tables, "suite and metric.")
+    table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
+    return _Report(compared, sensitivity.describe_readings(compared), [table(compared)], "suite and metric.")
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
@@ -287,13 +278,13 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         stands = curves.ThresholdVariant("as it stands", {})
         ranking = _rank_policies(judged, [stands, *curves.sweep_variants(judged.library, request)])
-        variants = varying.name_variants(result, as_it_stands)
+        variants = sensitivity.name_variants(result, as_it_stands)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
-        answers.append(f"{name}{varying.describe_sensitivity(variants, ranking)}")
-        table = varying.variant_table if full else varying.pooled_table
+        answers.append(f"{name}{sensitivity.describe_sensitivity(variants, ranking)}")
+        table = sensitivity.variant_table if full else sensitivity.pooled_table
         tables.append(table(variants, f"Safety % over the sweep of {result.name}"))
-        rankings += [varying.ranking_table(ranking)] if full and ranking else []
+        rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS)
 
 
@@ -301,10 +292,8 @@ _VARIANTS = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    again = make_rescorer(judged)
-    return decisions.rank_under_variants(
-        judged.scores, judged.headers, judged.library, variants, again, protocols=judged.protocols
-    )
+    again, protocols = make_rescorer(judged), judged.protocols
+    return decisions.rank_under_variants(judged.scores, judged.headers, judged.library, variants, again, protocols)
 
 
 def _ablate(judged: Judged, *, full: bool) -> _Report:
@@ -317,10 +306,10 @@ def _ablate(judged: Judged, *, full: bool) -> _Report:
         "means": msgspec.to_builtins(means, enc_hook=float),
         "ranking": msgspec.to_builtins(ranking),
     }
-    tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
+    tables = [sensitivity.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
-        tables = [varying.variant_table(ablated)]
+        tables = [sensitivity.variant_table(ablated)]
         tables += [sensitivity.host_mean_table(means, ablated)] if means else []
-        tables += [varying.ranking_table(ranking)] if ranking else []
+        tables += [sensitivity.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
-    return _Report(document, varying.describe_sensitivity(ablated, ranking), tables, hint)
+    return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)

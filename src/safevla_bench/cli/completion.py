@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
@@ -27,88 +29,50 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     return items
 
 
-def _list_hosts(context: click.Context) -> Iterable[str]:
-    from safevla_bench.hosts import host_names
-
-    return host_names()
+def _load(module: str) -> Any:
+    return import_module(f"safevla_bench.{module}")
 
 
 def _list_suites(context: click.Context) -> Iterable[str]:
-    from safevla_bench.tasks.loader import load_registry
-
     host = context.params.get("host")
-    return [name for name, suite in load_registry().benchmarks.items() if host in (None, suite.host)]
+    benchmarks = _load("tasks.loader").load_registry().benchmarks
+    return [name for name, suite in benchmarks.items() if host in (None, suite.host)]
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
-    from safevla_bench.policies import POLICIES
-
     known = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
-    return [text for name in POLICIES.names() for text in known.get(name, [f"{name}:"])]
-
-
-def _list_servers(context: click.Context) -> Iterable[str]:
-    from safevla_bench.policies.servers import KINDS
-
-    return [f"{kind}:" for kind in KINDS]
+    return [text for name in _load("policies").POLICIES.names() for text in known.get(name, [f"{name}:"])]
 
 
 def _list_entries(context: click.Context) -> Iterable[str]:
-    from safevla_bench.policies.servers.entries import paper_entries
-
-    return [entry.name for entry in paper_entries()]
+    return [entry.name for entry in _load("policies.servers.entries").paper_entries()]
 
 
-def _list_filters(context: click.Context) -> Iterable[str]:
-    from safevla_bench.policies.coupling import FILTERS
-
-    return list(FILTERS)
-
-
-def _list_protocols(context: click.Context) -> Iterable[str]:
-    from safevla_bench.hosts.protocols import protocol_names
-
-    return protocol_names()
+def _list_protocols(context: click.Context) -> list[str]:
+    return [*_load("hosts.protocols").protocol_names()]
 
 
 def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
-    from safevla_bench.policies.servers.dialects import dialect_names
-
-    return _list_entries(context) if context.params.get("of_paper") else [*_list_protocols(context), *dialect_names()]
-
-
-def _list_libraries(context: click.Context) -> Iterable[str]:
-    from safevla_bench.specs.file_formats import BUILT_IN
-
-    return list(BUILT_IN)
+    if context.params.get("of_paper"):
+        return _list_entries(context)
+    return [*_list_protocols(context), *_load("policies.servers.dialects").dialect_names()]
 
 
 def _list_specs(context: click.Context) -> Iterable[str]:
-    from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
-    from safevla_bench.specs.loader import load_library
-
-    named = str(context.params.get("library"))
-    return [spec.spec_id for spec in load_library(named if named in BUILT_IN else DEFAULT_LIBRARY)]
+    forms, named = _load("specs.file_formats"), str(context.params.get("library"))
+    library = _load("specs.loader").load_library(named if named in forms.BUILT_IN else forms.DEFAULT_LIBRARY)
+    return [spec.spec_id for spec in library]
 
 
-def _list_thresholds(context: click.Context) -> Iterable[str]:
-    return [f"{spec_id}=" for spec_id in _list_specs(context)]
-
-
-def _list_tables(context: click.Context) -> Iterable[str]:
-    from safevla_bench.report.tables.catalog import KINDS
-
-    return ["all", *(kind.name for kind in KINDS)]
-
-
-HOSTS, SUITES, POLICIES, SERVERS = map(complete, (_list_hosts, _list_suites, _list_policies, _list_servers))
-ENTRIES, FILTERS, PROTOCOLS = map(complete, (_list_entries, _list_filters, _list_protocols))
-PROTOCOLS_AND_DIALECTS, TABLES = complete(_list_protocols_and_dialects), complete(_list_tables)
-SPECS, THRESHOLDS, LIBRARIES = (
-    complete(_list_specs),
-    complete(_list_thresholds),
-    complete(_list_libraries, or_file=True),
-)
+HOSTS = complete(lambda context: _load("hosts").host_names())
+SUITES, POLICIES, ENTRIES = map(complete, (_list_suites, _list_policies, _list_entries))
+SERVERS = complete(lambda context: [f"{kind}:" for kind in _load("policies.servers").KINDS])
+FILTERS = complete(lambda context: _load("policies.coupling").FILTERS)
+PROTOCOLS, PROTOCOLS_AND_DIALECTS = complete(_list_protocols), complete(_list_protocols_and_dialects)
+SPECS = complete(_list_specs)
+THRESHOLDS = complete(lambda context: [f"{spec_id}=" for spec_id in _list_specs(context)])
+LIBRARIES = complete(lambda context: _load("specs.file_formats").BUILT_IN, or_file=True)
+TABLES = complete(lambda context: ["all", *(kind.name for kind in _load("report.tables.catalog").KINDS)])
 
 
 class _BashCompletion(BashComplete):

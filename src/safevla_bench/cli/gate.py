@@ -50,11 +50,8 @@ _LIMIT_OPTIONS = {name: option(line, metavar, type=kind) for name, (line, _, _, 
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    return [
-        gates.Gate(cast(GateMetric, _LIMITS[name][1]), _LIMITS[name][2], limit)
-        for name, limit in values.items()
-        if limit is not None
-    ]
+    given = [(_LIMITS[name], limit) for name, limit in values.items() if limit is not None]
+    return [gates.Gate(cast(GateMetric, metric), bound, limit) for (_, metric, bound, _), limit in given]
 
 
 _DECISION_OPTIONS = {
@@ -193,7 +190,7 @@ def select_command(
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()
     results, protocols = split_judged(judged), judged.protocols
-    selection = select_policy(judged.scores, judged.headers, results, objective, conditions, protocols=protocols)
+    selection = select_policy(judged.scores, judged.headers, results, objective, conditions, protocols)
     if form == "json":
         options.print_json({**msgspec.to_builtins(selection), "judged_by": judged.provenance})
     else:

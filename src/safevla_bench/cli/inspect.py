@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -147,10 +146,6 @@ def show_command(
     held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
     """
     if formula is not None:
-        why = "is for an episode that is judged; --formula judges nothing."
-        options.refuse_given(("every", "page", "without"), why)
-        if named := rules.given_judge_options():
-            raise click.UsageError(f"--{named[0]} {why}")
         _ask_formula(formula, sources, form)
         return
     if without is not None:
@@ -161,21 +156,20 @@ def show_command(
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
-    if record is None:
-        options.print_json(row.to_document()) if form == "json" else click.echo(
-            terminal.format_lost_episode(row), nl=False
-        )
-        return
-    if page is not None:
+    if record is None and form == "json":
+        options.print_json(row.to_document())
+    elif record is None:
+        click.echo(terminal.format_lost_episode(row), nl=False)
+    elif page is not None:
         from safevla_bench.jobs.evaluation.outputs import render_episode_report
 
         write_atomically(page, render_episode_report(judged, index, page.parent))
         echo(f"Report: {page}")
-        return
-    explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
-    if form == "json":
-        options.print_json(explaining.to_document(explanation))
     else:
+        explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
+        if form == "json":
+            options.print_json(explaining.to_document(explanation))
+            return
         click.echo(terminal.format_explanation(explanation, plot_all=every))
         for sentence in describe_reading(judged.ruleset):
             echo(sentence)
@@ -197,6 +191,10 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
 
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
+    why = "is for an episode that is judged; --formula judges nothing."
+    options.refuse_given(("every", "page", "without"), why)
+    if named := rules.given_judge_options():
+        raise click.UsageError(f"--{named[0]} {why}")
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
     answers = query.answer_chunks(parsed, scan)
@@ -288,7 +286,8 @@ def frames_command(
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
-    chosen = _choose_episodes(judged, names, worst)
+    named = dict.fromkeys(episode_list.find_recorded(judged, name) for name in names)
+    chosen = list(named) or explaining.select_worst(judged.scores, worst)
     shown = judged.records.read_sparsely(chosen)
     material = RecordedRun(run, host, shown, judged.scores, judged.ruleset)
     style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
@@ -319,9 +318,3 @@ def _make_host(run: Path) -> Host:
         remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
         raise RunError("the run has no host that could show it", remedy=remedy, place=Place(file=str(run)))
     return hosts.make_host(host, arguments, named_by=run / RUN)
-
-
-def _choose_episodes(judged: Judged, names: Sequence[str], most: int) -> list[int]:
-    if not names:
-        return explaining.select_worst(judged.scores, most)
-    return list(dict.fromkeys(episode_list.find_recorded(judged, name) for name in names))

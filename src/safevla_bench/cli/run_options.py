@@ -184,14 +184,10 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         replays = [Path(path) for start, kind, path in makers if kind and not start]
         file = what.get("found") or next(iter(replays), None)  # a recording names suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
-    execution = ExecutionOptions(
-        workers=how["workers"],
-        cluster=_requested_cluster(how["engine"], **_parse_actor(how["actor"])),
-        resume=how["resume"],
-        retry_crashed=how["retry_crashed"],
-        stop_after_s=_parse_duration(how["stop_after"]) if how["stop_after"] else None,
-        other_code=how["other_code"],
-    )
+    cluster = _requested_cluster(how["engine"], **_parse_actor(how["actor"]))
+    stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
+    same = {name: how[name] for name in ("workers", "resume", "retry_crashed", "other_code")}
+    execution = ExecutionOptions(cluster=cluster, stop_after_s=stop_after_s, **same)
     registration = request.registration if is_given(context, "registered") else None
     ruleset = read_new_rules(values, request.host, [out.absolute()], registration)
     resume_command = _format_resume_command(context, out, request)
@@ -216,11 +212,8 @@ def option_key(option: click.Parameter) -> str:
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option for the keys that a command's file may contain, at the top level and in `[judge]`."""
-    known = {
-        option_key(option): option
-        for option in command.params
-        if isinstance(option, click.Option) and option.expose_value
-    }
+    every = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
+    known = {option_key(option): option for option in every}
     judging = {name: option for name, option in known.items() if option.name in JUDGE_OPTIONS}
     return {name: option for name, option in known.items() if name not in (*judging, *_NO_KEYS)}, judging
 
@@ -339,18 +332,13 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
 
 
 def _volatile_facts() -> dict[str, object]:
-    return {
-        "command": redact_secrets(shlex.join(["safevla", *sys.argv[1:]])),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    command = redact_secrets(shlex.join(["safevla", *sys.argv[1:]]))
+    return {"command": command, "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _change_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    given = {
-        name: value
-        for name, value in what.items()
-        if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None)
-    }
+    of_entry = {name for name in ENTRY_OPTIONS if what["entry"] and what[name] is not None}
+    given = {name: value for name, value in what.items() if is_given(context, name) or name in of_entry}
     return replace(recorded, **_request_fields(given, recorded.roster))
 
 
@@ -400,14 +388,8 @@ def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
         raise RunError("a suite of found starts is run alone, on the host they were found on", remedy=remedy)
     path = Path(files[0]).absolute()
     suite = read_suite(path)
-    names = ("host", "host_arguments", "protocol")
-    max_steps = what["max_steps"] or suite.max_steps
-    return {
-        **{name: getattr(suite, name) for name in names},
-        "suites": (suite.suite,),
-        "max_steps": max_steps,
-        "found": path,
-    }
+    fields = {name: getattr(suite, name) for name in ("host", "host_arguments", "protocol")}
+    return {**fields, "suites": (suite.suite,), "max_steps": what["max_steps"] or suite.max_steps, "found": path}
 
 
 FOUND = "found:"

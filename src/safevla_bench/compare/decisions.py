@@ -13,6 +13,7 @@ since a benchmark is run again. Episodes without a value enter with their worst 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 
 import msgspec
@@ -87,7 +88,6 @@ def rank_under_variants(
     library: Library,
     variants: Sequence[ThresholdVariant],
     rescore: Rescore | None = None,
-    *,
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
@@ -107,19 +107,11 @@ def rank_under_variants(
     Raises as `apply_variant` does.
     """
     try:
-        by_variant = [
-            [
-                result
-                for result in split_by_policy(apply_variant(scores, library, variant, rescore), headers)
-                if len(result)
-            ]
-            for variant in variants
-        ]
+        scored = [apply_variant(scores, library, variant, rescore) for variant in variants]
+        by_variant = [[result for result in split_by_policy(one, headers) if len(result)] for one in scored]
+        compare = partial(compare_policies, options=_BY_SAFETY, across_versions=True)
         comparisons, unpaired = pair_where_possible(
-            lambda paired: [
-                compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in by_variant
-            ],
-            protocols,
+            lambda paired: [compare(results, paired=paired) for results in by_variant], protocols
         )
     except RunError:
         return None
@@ -136,14 +128,10 @@ def rank_under_variants(
     for variant, metric in zip(variants, safety, strict=True):
         values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
         ranked = tuple(sorted(order, key=values.__getitem__, reverse=True))
-        changed = [
-            (before, item.better)
-            for item in metric.differences
-            if item.better and (before := reference[item.first, item.second]) not in (None, item.better)
-        ]
-        rankings.append(
-            VariantRanking(variant=variant.name, order=ranked, differences=metric.differences, reversed=tuple(changed))
-        )
+        items = metric.differences
+        changed = [(reference[item.first, item.second], item.better) for item in items if item.better]
+        turned = tuple((before, after) for before, after in changed if before not in (None, after))
+        rankings.append(VariantRanking(variant=variant.name, order=ranked, differences=items, reversed=turned))
         order = rankings[0].order
     return RankingSensitivity(
         variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
@@ -209,8 +197,6 @@ def select_policy(
     results: Sequence[PolicyResults],
     metric: GateMetric,
     conditions: Sequence[Gate] = (),
-    *,
-    confidence: float = CONFIDENCE,
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
@@ -224,7 +210,6 @@ def select_policy(
         results: the same by policy.
         metric: a metric of which more is better.
         conditions: limits of metrics.
-        confidence: with which all intervals hold simultaneously.
         protocols: of the sources that have one; if any differ, episodes are not paired.
 
     Raises `RunError` for fewer than two policies, or policies that ran different tasks.
@@ -232,7 +217,7 @@ def select_policy(
     _require_same_tasks(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
     states = [header.init_state_index for header in headers]
-    checked = check_gates(scores, gates, confidence=confidence, states=states)
+    checked = check_gates(scores, gates, states=states)
     rows = checked.outcomes
     candidates = [
         Candidate(policy=rows[k].policy or UNNAMED, value=rows[k], conditions=rows[k + 1 : k + len(gates)])
@@ -243,8 +228,8 @@ def select_policy(
     selection = Selection(
         metric=metric,
         conditions=tuple(conditions),
-        confidence=confidence,
-        each_confidence=checked.each_confidence or confidence,
+        confidence=CONFIDENCE,
+        each_confidence=checked.each_confidence or CONFIDENCE,
         candidates=tuple(candidates),
         chosen=best[0].policy if best else None,
         is_established=bool(best) and best[0].is_established,
@@ -256,17 +241,15 @@ def select_policy(
 def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
-        raise RunError(
-            f"there is only one policy to choose from: {names}", remedy="Name the runs of at least two policies."
-        )
+        remedy = "Name the runs of at least two policies."
+        raise RunError(f"there is only one policy to choose from: {names}", remedy=remedy)
     first, tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
     for other in results[1:]:
         if differing := sorted(tasks ^ {*other.tasks, *other.lost_tasks}):
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
-            raise RunError(
-                problem, remedy="Roll both out on the same tasks, since a harder task does not make a policy worse."
-            )
+            remedy = "Roll both out on the same tasks, since a harder task does not make a policy worse."
+            raise RunError(problem, remedy=remedy)
     require_same_tasks(*results)
 
 

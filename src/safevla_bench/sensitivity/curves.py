@@ -154,9 +154,8 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
     specs = _specs_of_family(library, name)
     if not specs:
         names = dict.fromkeys([*_read_variants().groups, *(spec.canonical_family for spec in library.safe)])
-        raise SpecError(
-            f"no scored specification or family is {name!r}", remedy=suggest_names(name, names, "there are")
-        )
+        remedy = suggest_names(name, names, "there are")
+        raise SpecError(f"no scored specification or family is {name!r}", remedy=remedy)
     if len({(spec.unit, spec.threshold) for spec in specs}) > 1:
         remedy = f"Sweep one of {', '.join(spec.spec_id for spec in specs)}."
         raise SpecError(f"the specifications of {name!r} have different units or thresholds", remedy=remedy)
@@ -285,10 +284,10 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 
 
 def sweep_threshold(
-    scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, intervals: bool = True
+    scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant. Without
-    `intervals` VSI has no interval, which saves time. Raises the errors of `apply_variant`.
+    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant. Raises the
+    errors of `apply_variant`.
     """
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
@@ -298,7 +297,7 @@ def sweep_threshold(
         unit=spec.unit,
         default=spec.threshold,
         thresholds=asked.thresholds,
-        curves=cell_curves(scores, results, intervals),
+        curves=cell_curves(scores, results),
         warnings=score_warnings(scores),
     )
 
@@ -318,9 +317,7 @@ def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVaria
     ]
 
 
-def cell_curves(
-    scores: Scores, variant_results: Sequence[Scores], intervals: bool = True
-) -> tuple[SensitivityCurve, ...]:
+def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[SensitivityCurve, ...]:
     """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
 
     All judge the same episodes. An episode of a cell counts if it ran to its end or has a verdict in some result. Cells
@@ -332,7 +329,7 @@ def cell_curves(
         members = episodes[can_tell[episodes]]
         if _lacks_verdict(scores, members):
             continue
-        points = tuple(_variant_rates(result, members, intervals) for result in variant_results)
+        points = tuple(_variant_rates(result, members) for result in variant_results)
         n = int(scores.is_judged[members].sum())
         curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=points))
     return tuple(curves)
@@ -350,11 +347,9 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
     return (*provenance_marks.warn_of_scores(scores), *left_out)
 
 
-def _variant_rates(scores: Scores, members: NDArray[np.int64], intervals: bool) -> VariantRates:
-    severity = scores.vsi[members]
-    method = scores.intervals if intervals else "default"
-    least = 1 if intervals else len(severity) + 1
-    (mean,) = bounded_means(severity[None], scores.start[members], method, stop_reason(scores, members), least=[least])
+def _variant_rates(scores: Scores, members: NDArray[np.int64]) -> VariantRates:
+    severity, starts = scores.vsi[members][None], scores.start[members]
+    (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)
     return VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
 
