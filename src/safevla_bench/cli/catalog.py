@@ -385,9 +385,8 @@ def _list_names(form: str) -> None:
     files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
     if form == "json":
         rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
-        options.print_json(
-            rows + [{"kind": "dialect", "name": name, "about": file.about} for name, file in files.items()]
-        )
+        document = rows + [{"kind": "dialect", "name": name, "about": file.about} for name, file in files.items()]
+        options.print_json(document)
         return
     every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.", "")

@@ -191,9 +191,8 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     registration = request.registration if is_given(context, "registered") else None
     ruleset = read_new_rules(values, request.host, [out.absolute()], registration)
     resume_command = _format_resume_command(context, out, request)
-    return RunCommand(
-        request, ruleset, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command
-    )
+    record_only = how["record_only"]
+    return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, how["dry_run"], resume_command)
 
 
 # The --config file has a key for every option, with a list as its value if the option can be repeated. The judging

@@ -77,9 +77,8 @@ def tables_command(
     if published:
         sources.ruleset.require_whole(NOT_PHASED, "Leave out --published.")
     judged, material = _load_material(sources, names, digests=not is_short)
-    roster = Roster(
-        _parse_training(training), material.roster.privileged, auxiliary, paper_policies() if published else {}
-    )
+    privileged = material.roster.privileged
+    roster = Roster(_parse_training(training), privileged, auxiliary, paper_policies() if published else {})
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)

@@ -486,9 +486,8 @@ def _add_ranks(metric: MetricComparison) -> MetricComparison:
     """
     if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric
-    ranks = rank_ranges(
-        [standing.policy for standing in metric.standings if standing.value is not None], metric.differences
-    )
+    policies = [standing.policy for standing in metric.standings if standing.value is not None]
+    ranks = rank_ranges(policies, metric.differences)
     standings = tuple(replace(standing, ranks=ranks.get(standing.policy)) for standing in metric.standings)
     return replace(metric, standings=standings)
 

@@ -280,9 +280,8 @@ def _find_differences(
         values = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values):
             first, other, keys = conflict
-            episodes = policy_results.list_first(
-                [f"{key} ({values[first][key]} and {values[other][key]})" for key in keys]
-            )
+            texts = [f"{key} ({values[first][key]} and {values[other][key]})" for key in keys]
+            episodes = policy_results.list_first(texts)
             names = f"{paired.results[first].name} and {paired.results[other].name}"
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 

@@ -118,9 +118,8 @@ def _plan_tasks(request: SampleSizeRequest, discordant: float, spread: float) ->
         found = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return found, 1
     least, variance = least_tasks(confidence) - 1, discordant - difference**2
-    further = least_number(
-        lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), request.power
-    )
+    power = request.power
+    further = least_number(lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), power)
     fewest = None if further is None else least + further
     if fewest is None or tasks < fewest:
         return None, fewest

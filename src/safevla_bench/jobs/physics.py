@@ -113,9 +113,8 @@ class _Replays:
         kept = firmness.PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
             problem = "its replays are of other records, rules, versions or variations than these"
-            raise RunError(
-                problem, remedy="Move it away to replay again.", place=Place(file=str(run / firmness.PHYSICS))
-            )
+            place = Place(file=str(run / firmness.PHYSICS))
+            raise RunError(problem, remedy="Move it away to replay again.", place=place)
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, setting, head, done)
 

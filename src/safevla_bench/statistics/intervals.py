@@ -136,9 +136,8 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
     p, z = count / n, ndtri(0.5 + 0.5 * confidence)
     scale = 2 * (n + z**2)
     middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(max(0.0, 4 * n * p * (1 - p)) + z**2)
-    return Interval(
-        0.0 if count == 0 else min(p, float(middle - half)), 1.0 if count == n else max(p, float(middle + half))
-    )
+    low = 0.0 if count == 0 else min(p, float(middle - half))
+    return Interval(low, 1.0 if count == n else max(p, float(middle + half)))
 
 
 def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:

@@ -139,9 +139,8 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
         problem = f"{conflicting} install into one folder: the later overwrote files of the earlier"
-        yield failed_check(
-            "robosuite", problem, "Make an environment for each: python -m venv, then one of the extras."
-        )
+        remedy = "Make an environment for each: python -m venv, then one of the extras."
+        yield failed_check("robosuite", problem, remedy)
     for name in present:
         yield from _check_versions(name, versions)
     if host in tested_versions().hosts and host not in present:

@@ -78,9 +78,8 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
     """Diagnose MUJOCO_GL and, unless `quick` or no backend is set, a frame rendered off screen."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
-        yield warned_check(
-            "MUJOCO_GL", f"{backend}: nothing is rendered", "For policies that want images: unset MUJOCO_GL"
-        )
+        remedy = "For policies that want images: unset MUJOCO_GL"
+        yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
     elif backend not in _BACKENDS:
         found = f"{backend!r} names no backend: importing a simulator fails"
         yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
@@ -99,9 +98,8 @@ def check_vulkan() -> Diagnosis:
 def check_downloads() -> Diagnosis:
     """Diagnose the files of SimplerEnv's tasks: a warning if one is missing, because other tasks need none."""
     if missing := missing_downloads():
-        return warned_check(
-            "SimplerEnv's files", f"missing: {', '.join(missing)}", f"For the suite {SIMPLER}: {DOWNLOAD}"
-        )
+        remedy = f"For the suite {SIMPLER}: {DOWNLOAD}"
+        return warned_check("SimplerEnv's files", f"missing: {', '.join(missing)}", remedy)
     return passed_check("SimplerEnv's files", "present")
 
 
@@ -121,9 +119,8 @@ def check_plus() -> Diagnosis:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
-    found = _check_frame(
-        "rendering", "safevla_bench.hosts.mujoco.renderer", _RENDERING_REMEDY, environment={"MUJOCO_GL": backend}
-    )
+    module = "safevla_bench.hosts.mujoco.renderer"
+    found = _check_frame("rendering", module, _RENDERING_REMEDY, environment={"MUJOCO_GL": backend})
     return found if found.remedy else replace(found, found=f"{found.found}, backend {backend}")
 
 
@@ -149,9 +146,8 @@ def _run_probe(
     """Run a module in a separate process and return the JSON that it prints; a failed check if it crashes or hangs."""
     command = [sys.executable, "-m", *arguments]
     try:
-        process = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        env = {**os.environ, **environment}
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return failed_check(check, f"no end within {TIMEOUT_S} s", remedy)
     if process.returncode < 0:

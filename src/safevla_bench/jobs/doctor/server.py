@@ -78,9 +78,8 @@ def examine_server(
         yield failed_check("server", "the argument does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
     if host is not None and host not in _TASKS:
-        yield failed_check(
-            "server", f"there is no example task for the host {host!r}", f"Name one of: {', '.join(_TASKS)}."
-        )
+        remedy = f"Name one of: {', '.join(_TASKS)}."
+        yield failed_check("server", f"there is no example task for the host {host!r}", remedy)
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}

@@ -173,9 +173,8 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
         return msgspec.convert(read_description(path).get(HOST_REGISTRY, ()), tuple[RuleFile, ...])
     except msgspec.ValidationError as error:
         place = Place(file=str(path / RUN), field=HOST_REGISTRY)
-        raise RunError(
-            f"the tags that the host brought are damaged: {error}", remedy="Restore the file.", place=place
-        ) from None
+        remedy = "Restore the file."
+        raise RunError(f"the tags that the host brought are damaged: {error}", remedy=remedy, place=place) from None
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
