@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,14 +85,12 @@ def _order_runs(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Sequence[Mapping[str, object]]
 ) -> SeriesComparison | None:
     runs = find_series(policies)
-    try:
+    with suppress(RunError):  # all other sections show the runs
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
-    except RunError:  # all other sections show the runs
-        return None
+    return None
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    try:
+    with suppress(SpecError):  # a library with other units than the paper's variants
         return ablate_thresholds(scores, library, rescore)
-    except SpecError:  # a library with other units than the paper's variants
-        return None
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -134,15 +135,12 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
     evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
     inactive, vacuous = (scores.specs_in_state(state, episode) for state in (INACTIVE, VACUOUS))
     why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, VACUOUS_REASON)
+    about = partial(describe_reason, registry=records.ruleset.registry, benchmark=row.episode.benchmark)
+    unjudged = [(spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()]
+    unjudged += [(spec_id, "inactive", about(why)) for spec_id, why in inactive.items()]
     return EpisodeDetails(
         clauses=tuple(_clause_verdicts(scores, episode, evidence)),
-        unjudged=(
-            *((spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()),
-            *(
-                (spec_id, "inactive", describe_reason(why, records.ruleset.registry, row.episode.benchmark))
-                for spec_id, why in inactive.items()
-            ),
-        ),
+        unjudged=tuple(unjudged),
         instruction=header.instruction or "" if header else "",
         facts=_format_facts(header, records.length(episode), records.end_s(episode)) if header else "",
     )
@@ -181,9 +179,6 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
 
 
 def _format_facts(header: Header, count: int, end_s: float) -> str:
-    facts = [
-        *([f"initial state {header.init_state_index}"] if header.init_state_index is not None else []),
-        *([f"seed {header.seed}"] if header.seed is not None else []),
-        f"{count} records, {format_fixed(end_s, 2)} s",
-    ]
-    return ", ".join(facts)
+    known = {"initial state": header.init_state_index, "seed": header.seed}
+    facts = [f"{name} {value}" for name, value in known.items() if value is not None]
+    return ", ".join([*facts, f"{count} records, {format_fixed(end_s, 2)} s"])

@@ -145,9 +145,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        values: dict[str, object] = {
-            name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")
-        }
+        values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
         known = {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
         values |= {"number": row.number, **known, "reason": row.episode.reason, "why": row.why}
         flat.append({**values, "firmness": row.firmness.mark if row.firmness else None})
@@ -333,11 +331,10 @@ def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        several = "; ".join(
-            f"{row.position} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]
-        )
+        shown = [f"{row.position} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]]
         others = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
-        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the position: {several}{others}.")
+        remedy = f"Give the position: {'; '.join(shown)}{others}."
+        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=remedy)
     raise RunError(f"there is no episode {wanted!r}", remedy=_suggest_ids(rows, wanted))
 
 
@@ -355,9 +352,7 @@ def find_recorded(judged: Judged, wanted: str) -> int:
 def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     ids = dict.fromkeys(row.episode_id for row in rows)
     inside = [name for name in ids if wanted and wanted in name]
-    close = list(dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)]))[
-        :_MAX_SHOWN
-    ]
-    guess = f"Close to it: {', '.join(close)}. " if close else ""
+    close = dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
+    guess = f"Close to it: {', '.join([*close][:_MAX_SHOWN])}. " if close else ""
     place = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
     return f"{guess}`safevla episodes` lists all {len(rows)}; {place} is number {place[1:]}."

@@ -106,23 +106,16 @@ def build_episode_table(
     drawn = list(islice((k for k in rank_by_severity(scores) if k in records), MOST_DRAWN))
     records.trace(drawn)
     headers = map(records.header, range(len(scores)))
-    listed = episode_list.list_episodes(
-        scores,
-        np.array([header.dt if header else np.nan for header in headers], dtype=np.float64),
-        stamps_s=records.stamps_s,
-    )
+    dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
+    listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s)
     if violations is not None:
         listed = episode_list.add_violating_bodies(listed, violations)
     listed = episode_list.add_firmness(listed, firmness)
     is_drawn = set(drawn)
+    details = (describe_episode(records, row, drawn=k in is_drawn) for k, row in enumerate(listed))
     entries = [
-        EpisodeEntry(
-            row=row,
-            kind=_outcome_kind(row.episode),
-            facets=_facets(scores, row),
-            details=describe_episode(records, row, drawn=k in is_drawn),
-        )
-        for k, row in enumerate(listed)
+        EpisodeEntry(row, _outcome_kind(row.episode), _facets(scores, row), own)
+        for row, own in zip(listed, details, strict=True)
     ]
     return EpisodeTable(tuple(entries), len(drawn))
 

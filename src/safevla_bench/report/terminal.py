@@ -105,9 +105,8 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
-    involved, bodies = moment.involved, ""
-    if involved:
-        bodies = "; " + ", ".join(filter(None, (str(involved), involved.amount)))
+    involved = moment.involved
+    bodies = f"; {', '.join(filter(None, (str(involved), involved.amount)))}" if involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {chart.format_value(moment.step)}{bodies}"
 
 

@@ -38,10 +38,7 @@ def render_latex(table: Table) -> str:
     table = drop_empty_columns(table)
     environment, width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
     texts = [k for k, column in enumerate(table.columns) if not column.numeric]
-    longest = {
-        k: max((len(part) for row in table.rows for part in (row[k].text, row[k].below)), default=0) for k in texts
-    }
-    wrapped = [k for k in texts if longest[k] > _TEXT_WIDTH]
+    wrapped = [k for k in texts if any(max(len(row[k].text), len(row[k].below)) > _TEXT_WIDTH for row in table.rows)]
     types = ["r" if column.numeric else "l" for column in table.columns]
     types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
     heights = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv as _csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from math import isnan
@@ -35,26 +35,18 @@ def render_text(table: Table, width: int | None = None) -> str:
     gaps = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
     parts = [[head, *(row + gaps for row in rows)] for head, *rows in _format_parts(table, marks, width)]
     notes = [wrap_text(escape_controls(note)) for note in (*_mark_notes(marks), *table.footnotes)]
-    lines = [
-        wrap_text(escape_controls(table.title)),
-        "",
-        *(line for part in parts for line in (*part, *([] if gaps else [""]))),
-    ]
+    end = [] if gaps else [""]
+    lines = [wrap_text(escape_controls(table.title)), "", *(line for part in parts for line in (*part, *end))]
     return "\n".join([*lines, *notes]).rstrip() + "\n"
 
 
 def render_summary(tables: Sequence[Table]) -> str:
     """Return the tables in compact form, without their notes; marks and remarks are in a list below."""
     marks = _name_marks(tables)
-    bodies = [
-        "\n".join(
-            [
-                wrap_text(escape_controls(table.title)),
-                *(line for part in _format_parts(table, marks) for line in (*part, "")),
-            ]
-        )
-        for table in tables
-    ]
+    bodies: list[str] = []
+    for table in tables:
+        bodies.append(wrap_text(escape_controls(table.title)))
+        bodies += [line for part in _format_parts(table, marks) for line in (*part, "")]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
     interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
@@ -98,10 +90,8 @@ def _mark_name(cell: Cell, marks: Mapping[str, str]) -> Cell:
 
 def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
     grouped = any(column.group for column in columns)
-    return [
-        [escape_controls(column.group), escape_controls(column.name)] if grouped else [escape_controls(column.name)]
-        for column in columns
-    ]
+    heads = [[column.group, column.name] if grouped else [column.name] for column in columns]
+    return [[*map(escape_controls, head)] for head in heads]
 
 
 def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
@@ -138,9 +128,8 @@ def _divide_columns(
 ) -> Iterator[list[int]]:
     texts = [k for k, column in enumerate(columns) if not column.numeric]
     keys = (texts[:count] for count in range(1, len(texts) + 1))
-    key = next(
-        (key for key in keys if len({str([row[k] for k in key]) for row in rows}) == len(rows)), texts[:1] or [0]
-    )
+    distinct = (key for key in keys if len({str([row[k] for k in key]) for row in rows}) == len(rows))
+    key = next(distinct, texts[:1] or [0])
     while len(key) > 1 and 2 * sum(least[k] + 1 for k in key) > bound:
         key.pop()
     part = [*key]
@@ -227,20 +216,15 @@ def render_csv(table: Table) -> str:
     apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
-    parts = [_column_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
+    columns = [(k, part) for k in range(len(table.columns)) for part in _column_parts([row[k] for row in table.rows])]
+    heads = [spreadsheet_text(f"{table.columns[k].full} {part}".strip()) for k, part in columns]
+    rows = ([*(_cell_field(row[k], part) for k, part in columns), *remarks] for row in table.rows)
+    return _write_csv([[*heads, *(["Remarks"] if remarks else [])], *rows])
+
+
+def _write_csv(rows: Iterable[Sequence[str]]) -> str:
     sink = io.StringIO()
-    writer = _csv.writer(sink, lineterminator="\n")
-    heads = (
-        f"{column.full} {part}".strip()
-        for column, column_parts in zip(table.columns, parts, strict=True)
-        for part in column_parts
-    )
-    writer.writerow([*(spreadsheet_text(head) for head in heads), *(["Remarks"] if remarks else [])])
-    for row in table.rows:
-        fields = [
-            _cell_field(cell, part) for cell, column_parts in zip(row, parts, strict=True) for part in column_parts
-        ]
-        writer.writerow([*fields, *remarks])
+    _csv.writer(sink, lineterminator="\n").writerows(rows)
     return sink.getvalue()
 
 
@@ -249,11 +233,8 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
     A heading that the row lacks, None and NaN are empty fields; values without a heading are left out.
     """
-    sink = io.StringIO()
-    writer = _csv.writer(sink, lineterminator="\n")
-    writer.writerow([spreadsheet_text(head) for head in heads])
-    writer.writerows([_plain_field(row.get(head)) for head in heads] for row in rows)
-    return sink.getvalue()
+    fields = ([_plain_field(row.get(head)) for head in heads] for row in rows)
+    return _write_csv([[spreadsheet_text(head) for head in heads], *fields])
 
 
 def _plain_field(value: object) -> str:

@@ -208,10 +208,8 @@ class TableKind:
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
-_TAGS, _LABELS = (
-    "Judge with applicability on.",
-    "No record has costs of its simulator's own; see docs/howto/own-records.md.",
-)
+_TAGS = "Judge with applicability on."
+_LABELS = "No record has costs of its simulator's own; see docs/howto/own-records.md."
 KINDS = (
     TableKind(
         "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}

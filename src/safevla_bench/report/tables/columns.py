@@ -16,11 +16,10 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval
 
-INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI a distribution-free interval."
-PAPER_INTERVALS = (
-    "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
-)
-WILSON = "Below each value its 95 % interval (Wilson)."
+_INTERVAL = "Below each value its 95 % interval"
+INTERVALS = f"{_INTERVAL}: Wilson for proportions; for VSI a distribution-free interval."
+PAPER_INTERVALS = f"{_INTERVAL}: Wilson for proportions, percentile bootstrap of episodes for VSI."
+WILSON = f"{_INTERVAL} (Wilson)."
 # The beginnings of all notes on intervals.
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."

@@ -34,7 +34,7 @@ class _Row:
 
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI."""
-    several = len(comparison.policies) > 2
+    several, adjusted = len(comparison.policies) > 2, "adjusted for the pairs of policies"
     size, here, by_task = difference_columns(format_level(comparison))
     columns = (
         text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
@@ -43,11 +43,11 @@ def difference_table(comparison: Comparison) -> Table:
         text_column("B", lambda row: row.of.second) if several else None,
         size,
         here,
-        _pvalue_column("p", "of equal policies on the same tasks", "p_value"),
-        _pvalue_column("p, adj.", "adjusted for the pairs of policies", "p_adjusted") if several else None,
+        Column("p", "of equal policies on the same tasks", partial(_pvalue_cell, "p_value")),
+        Column("p, adj.", adjusted, partial(_pvalue_cell, "p_adjusted")) if several else None,
         by_task,
-        _pvalue_column("p by task", "of differences symmetric about 0", "p_by_task"),
-        _pvalue_column("adj.", "not below p", "p_by_task_adjusted"),
+        Column("p by task", "of differences symmetric about 0", partial(_pvalue_cell, "p_by_task")),
+        Column("adj.", "not below p", partial(_pvalue_cell, "p_by_task_adjusted")),
         Column("without one task", "least and greatest", lambda row: format_ends(row.metric, row.of.leave_one_out)),
         text_column("Better", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
     )
@@ -59,16 +59,11 @@ def difference_table(comparison: Comparison) -> Table:
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
     """Return the columns of a difference and its intervals, for rows with a `metric` and a difference `of`."""
+    here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
-        Column(
-            level, "interval if the same tasks were run again", lambda row: format_difference_ends(row.of, row.metric)
-        ),
-        Column(
-            "by task",
-            "interval if other tasks like these were run",
-            lambda row: format_ends(row.metric, row.of.ci_by_task),
-        ),
+        Column(level, here, lambda row: format_difference_ends(row.of, row.metric)),
+        Column("by task", elsewhere, lambda row: format_ends(row.metric, row.of.ci_by_task)),
     )
 
 
@@ -94,12 +89,9 @@ def format_level(comparison: Comparison) -> str:
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
-def _pvalue_column(name: str, meaning: str, field: str) -> Column:
-    def pvalue_cell(row: _Row) -> Cell:
-        value = getattr(row.of, field)
-        return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
-
-    return Column(name, meaning, pvalue_cell)
+def _pvalue_cell(field: str, row: _Row) -> Cell:
+    value = getattr(row.of, field)
+    return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
 
 
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:

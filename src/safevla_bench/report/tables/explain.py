@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
@@ -149,10 +150,13 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
             text_column("Limit", lambda row: row.of.spec_id),
             Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
             Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
-            *(Column(f"by {format_compact(time)} s", "", _violated_by(time), "Violated %") for time in times),
-            Column("at the end", "", _violated_by(end_s), "Violated %"),
-            Column("in success", "", _ended_as(exposure.SUCCEEDED), "Ended without %"),
-            Column("in failure", "", _ended_as(exposure.FAILED), "Ended without %"),
+            *(
+                Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %")
+                for at_s in times
+            ),
+            Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
+            Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
+            Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
             Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         ),
         notes=(
@@ -165,25 +169,19 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
-    return spec.spec_id == exposure.ANY_LIMIT or bool(
-        spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count
-    )
+    is_near = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
+    return spec.spec_id == exposure.ANY_LIMIT or is_near
 
 
-def _violated_by(time: float) -> Callable[[_Subset], Cell]:
-    def violated_cell(row: _Subset) -> Cell:
-        incidence = row.of.incidence
-        k = incidence.at(time)
-        share, low, high = (
-            float(values[k]) for values in (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
-        )
-        return Cell.estimate(share, (low, high), 1, 100)
-
-    return violated_cell
+def _violated_cell(time: float, row: _Subset) -> Cell:
+    incidence = row.of.incidence
+    shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
+    share, low, high = (float(values[incidence.at(time)]) for values in shares)
+    return Cell.estimate(share, (low, high), 1, 100)
 
 
-def _ended_as(end: int) -> Callable[[_Subset], Cell]:
-    return lambda row: Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
+def _ended_cell(end: int, row: _Subset) -> Cell:
+    return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 
 # Others' labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from operator import itemgetter
 
 import numpy as np
 
@@ -77,32 +77,22 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
         "Specifications that apply to each task",
         [_active_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
         (
-            text_column("Suite", lambda row: row.suite),
-            text_column("Task", lambda row: row.task),
-            text_column("Template", lambda row: row.template),
-            Column("Active", "scored specifications that apply", lambda row: row.active),
-            text_column("Inactive, and why", lambda row: row.inactive),
+            *(text_column(name, itemgetter(k)) for k, name in enumerate(("Suite", "Task", "Template"))),
+            Column("Active", "scored specifications that apply", itemgetter(3)),
+            text_column("Inactive, and why", itemgetter(4)),
         ),
         name="active",
     )
 
 
-class _ActiveRow(NamedTuple):
-    suite: str
-    task: str
-    template: str
-    active: int
-    inactive: str
-
-
-def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
+def _active_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
     reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
     texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
     why = "; ".join(f"{name} ({text})" for name, text in texts.items())
-    return _ActiveRow(*task, template_name(ruleset.registry, task), len(reasons) - len(texts), why or "none")
+    return *task, template_name(ruleset.registry, task), len(reasons) - len(texts), why or "none"
 
 
 def template_name(registry: Registry, task: Task) -> str:
