@@ -86,17 +86,9 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     applicability = scores.judged_by.applicability
     rules += f", applicability {applicability}" if applicability != "on" else ""
-    return [
-        (
-            Cell(name),
-            Cell(cell.policy or UNNAMED),
-            Cell(cell.suite or NO_VALUE),
-            Cell.count(cell.n),
-            *(metric_cell(metric, cell) for metric in _METRICS),
-            Cell(rules),
-        )
-        for cell in cells
-    ]
+    names = [(Cell(name), Cell(cell.policy or UNNAMED), Cell(cell.suite or NO_VALUE)) for cell in cells]
+    numbers = [(Cell.count(cell.n), *(metric_cell(metric, cell) for metric in _METRICS)) for cell in cells]
+    return [(*place, *values, Cell(rules)) for place, values in zip(names, numbers, strict=True)]
 
 
 def find_page(folder: Path) -> Path:
@@ -117,16 +109,14 @@ def find_page(folder: Path) -> Path:
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
+    reports = {name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()}
     return (
         render.template_environment()
         .get_template("runs/index.html")
         .render(
             title=f"Runs in {folder.resolve().name}",
             listing=list_runs(runs),
-            addresses={
-                name: f"{quote(os.fsencode(name))}/{REPORT}" if (path / REPORT).is_file() else ""
-                for name, path in runs.items()
-            },
+            addresses=dict.fromkeys(runs, "") | reports,
             policy=render.content_security_policy(style, script),
             style=Markup(style),  # our own files, not foreign text
             script=Markup(script),

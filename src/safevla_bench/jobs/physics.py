@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice, zip_longest
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -217,16 +218,10 @@ class _Replays:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
             self._keep(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
 
-    def _keep(self, index: int, variation: str, **findings: object) -> None:
+    def _keep(self, index: int, variation: str, **findings: Any) -> None:
         header = self.judged.headers[index]
-        row = firmness.PhysicsReplay(
-            policy=header.policy,
-            suite=header.benchmark,
-            episode_id=header.episode_id,
-            variation=variation,
-            **findings,  # type: ignore[arg-type]
-        )
-        self.done[self.key(index, variation)] = row
+        named = partial(firmness.PhysicsReplay, policy=header.policy, suite=header.benchmark, variation=variation)
+        self.done[self.key(index, variation)] = named(episode_id=header.episode_id, **findings)
 
 
 # Policies that play recorded actions: one for changes of pose, one for poses.
@@ -265,9 +260,8 @@ class Cause:
         steps = re.fullmatch(r"(\d{1,9})-(\d{1,9})", names)
         match kind:
             case "contact" if len(bodies) == 2:
-                return cls(
-                    text, f"Without contact of {bodies[0]} and {bodies[1]}", PhysicsChange(apart=(bodies[0], bodies[1]))
-                )
+                change = PhysicsChange(apart=(bodies[0], bodies[1]))
+                return cls(text, f"Without contact of {bodies[0]} and {bodies[1]}", change)
             case "body" if len(bodies) == 1:
                 return cls(text, f"Without {bodies[0]}", PhysicsChange(without=bodies[0]))
             case "slow" if not names:
@@ -338,8 +332,7 @@ def _edit_actions(episode: Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
-        problem = "its actions are poses, not changes of pose"
-        raise RunError(problem, remedy="Use contact:A,B or body:NAME.")
+        raise RunError("its actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):
         problem = f"{cause.text} holds nothing: the episode has {len(actions)} steps"
         raise RunError(problem, remedy="Name steps in which the arm moves.")

@@ -212,11 +212,8 @@ def _rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, b
     own = {other.policy: value for other in ranked if (value := other.numbers[metric.key].exact) is not None}
     if entry not in ranked or entry.policy not in own:
         return ""
-    pairs = [
-        (one, other)
-        for one, other in better.get(metric.key, ())
-        if {one, other} <= own.keys() and own[one] > own[other]
-    ]
+    known = [pair for pair in better.get(metric.key, ()) if {*pair} <= own.keys()]
+    pairs = [(one, other) for one, other in known if own[one] > own[other]]
     first = 1 + sum(other == entry.policy for _, other in pairs)
     last = len(own) - sum(one == entry.policy for one, _ in pairs)
     return format_ranks((first, last))
@@ -270,7 +267,8 @@ def _task_groups(results: OwnResults) -> Iterator[_TaskGroup]:
         for policy, own in by_policy.items():
             tasks = frozenset(task for task in ran[policy] if task[0] in names)
             conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(own))
-            groups.setdefault((tasks, conditions, any(map(_is_own_task, own.values()))), []).append(policy)
+            identities = [identity for cell in own.values() for identity in cell.task_identity]
+            groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
         for key, policies in groups.items():
             tasks = frozenset(task for task in ran[policies[0]] if task[0] in names)
             yield _TaskGroup(
@@ -291,10 +289,6 @@ def _task_groups(results: OwnResults) -> Iterator[_TaskGroup]:
 
 def _is_official(cells: Mapping[str, Summary]) -> bool:
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
-
-
-def _is_own_task(cell: Summary) -> bool:
-    return any(map(is_own_task, cell.task_identity))
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
@@ -346,14 +340,11 @@ def _compare_group(group: _TaskGroup, competing: Collection[PolicyName], results
         comparison, _ = compare_where_possible(parts, options, protocols=results.protocols)
     except RunError:
         return {}
-    return {
-        metric.metric: [
-            (item.better, item.second if item.better == item.first else item.first)
-            for item in metric.differences
-            if item.better
-        ]
-        for metric in comparison.scopes[-1].metrics
-    }
+    better: dict[str, list[tuple[str, str]]] = {}
+    for metric in comparison.scopes[-1].metrics:
+        shown = [(item, item.better) for item in metric.differences if item.better]
+        better[metric.metric] = [(one, item.second if one == item.first else item.first) for item, one in shown]
+    return better
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -54,23 +54,16 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    policy_group = policies.POLICIES
-    loaders: dict[str, Callable[[], object]] = {
-        f"host {name}": partial(_load_host, name) for name in hosts.host_names()
-    }
-    foreign = [f"host {name}" for name in hosts.host_names() if hosts.host_owner(name) != OWN_DISTRIBUTION]
-    for name in policy_group.names():
-        if not policy_group.is_own(name):
-            loaders[f"policy {name}"] = partial(policy_group.load, name)
-            foreign.append(f"policy {name}")
-    failed = []
-    for name, load in loaders.items():
+    group, loaded = policies.POLICIES, []
+    plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
+    plugins += [("policy", name, True) for name in group.names() if not group.is_own(name)]
+    for kind, name, is_foreign in plugins:
         try:
-            load()
+            _load_host(name) if kind == "host" else group.load(name)
+            loaded += [f"{kind} {name}"] if is_foreign else []
         except (PluginError, RegistryError) as problem:
-            failed.append(name)
-            yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
-    if loaded := [name for name in foreign if name not in failed]:
+            yield failed_check("plug-ins", f"{kind} {name}: {problem.problem}", problem.remedy or "Uninstall it.")
+    if loaded:
         yield passed_check("plug-ins", ", ".join(loaded))
 
 
@@ -117,10 +110,8 @@ def check_python() -> Diagnosis:
 def installed_versions() -> dict[str, str]:
     """Return distribution -> version of the installed simulators."""
     versions = {}
-    for name in {
-        *_SHARED_FOLDER,
-        *(name for simulator in tested_versions().hosts.values() for name in simulator.versions),
-    }:
+    tested = (name for simulator in tested_versions().hosts.values() for name in simulator.versions)
+    for name in {*_SHARED_FOLDER, *tested}:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

@@ -56,18 +56,16 @@ def load_scenes() -> list[Scene]:
     count = len(arrays["instruction"])
     strips = {camera: np.asarray(Image.open(io.BytesIO(arrays[camera].tobytes()))) for camera in CAMERAS}
     images = {camera: strip.reshape(count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
-    return [
-        Scene(
-            Observation(
-                instruction=str(arrays["instruction"][k]),
-                images={camera: pictures[k] for camera, pictures in images.items()},
-                extra={name: arrays[name][k] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
-                **{name: arrays[name][k] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
-            ),
-            arrays["actions"][k],
+    observations = [
+        Observation(
+            instruction=str(arrays["instruction"][k]),
+            images={camera: pictures[k] for camera, pictures in images.items()},
+            extra={name: arrays[name][k] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
+            **{name: arrays[name][k] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
         )
         for k in range(count)
     ]
+    return list(map(Scene, observations, arrays["actions"]))
 
 
 def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:

@@ -201,9 +201,8 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
     lines = [f"{count} x {width}, as the simulator gets them; minimum, mean and maximum of each number"]
-    for column, (least, mean, most) in enumerate(
-        zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
-    ):
+    extremes = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
+    for column, (least, mean, most) in enumerate(extremes):
         name = _COLUMNS[column] if width in (7, len(_COLUMNS)) else str(column)
         lines.append(f"{name:<9} {least:>8.3f} {mean:>8.3f} {most:>8.3f}")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
+from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer, split_judged
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
@@ -56,6 +57,10 @@ _PLAIN_TYPES = {
     msgspec.inspect.IntType: pa.int64(),
     msgspec.inspect.FloatType: pa.float64(),
 }
+
+
+def _plain(value: object) -> object:
+    return pair_values(value) if isinstance(value, dict) else value
 
 
 def _is_set(row: EpisodeScore, name: str) -> bool:
@@ -136,14 +141,8 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     rare = [column for column in map(fields.pop, _RARE) if any(_is_set(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
-    cells = [
-        {
-            name: pair_values(value) if isinstance(value, dict) else value
-            for name, value in msgspec.to_builtins(row).items()
-        }
-        for row in rows
-    ]
-    table = pa.Table.from_pylist(cells, schema=schema)
+    cells = ({name: _plain(value) for name, value in msgspec.to_builtins(row).items()} for row in rows)
+    table = pa.Table.from_pylist([*cells], schema=schema)
     return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
@@ -258,9 +257,8 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
         raise RunError(f"{name} is compared with one policy, but there are {len(chosen)}", remedy=remedy)
     groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
-    return published.compare_published(
-        own, name, lambda cells: [*catalog.warn_of_cells(inputs, cells), *inputs.remarks]
-    )
+    warn = partial(catalog.warn_of_cells, inputs)
+    return published.compare_published(own, name, lambda cells: [*warn(cells), *inputs.remarks])
 
 
 def build_board(
@@ -274,7 +272,6 @@ def build_board(
     """Return path -> content of a board's files: published results and the policies of the sources, if any. `audits`
     holds policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
-    from safevla_bench.jobs.evaluation.judgement import split_judged
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions
 

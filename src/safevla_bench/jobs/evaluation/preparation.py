@@ -92,14 +92,11 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         if shard := request.shard:
             first, end = cut_plan(plan, shard.count)[shard.number - 1 : shard.number + 1]
             episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
+        couplings = {policy.name: policy.coupling for policy in asked if policy.name in couplers}
+        workers = {own.name: WorkerPolicy(own.maker, options[own.name], couplings.get(own.name)) for own in asked}
         cast = WorkerSpec(
             request.host,
-            {
-                policy.name: WorkerPolicy(
-                    policy.maker, options[policy.name], policy.coupling if policy.name in couplers else None
-                )
-                for policy in asked
-            },
+            workers,
             stopping=watching if request.stop_on_violation else None,
             host_arguments=request.host_arguments,
             filtering=watching if reads_margins else None,
@@ -145,13 +142,11 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
 def _make_couplers(
     request: Request, made: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
 ) -> dict[str, Coupler]:
+    couplings = {policy.name: policy.coupling for policy in request.roster if policy.coupling != UNCOUPLED}
     couplers: dict[str, Coupler] = {}
-    for policy in request.roster:
-        coupling = policy.coupling
-        if coupling != UNCOUPLED:
-            coupler = Coupler(replace(coupling, filter=None) if is_dry and coupling.list_calls() else coupling)
-            coupler.require_fitting(policy.name, made[policy.name], supports)
-            couplers[policy.name] = coupler
+    for name, own in couplings.items():
+        couplers[name] = Coupler(replace(own, filter=None) if is_dry and own.list_calls() else own)
+        couplers[name].require_fitting(name, made[name], supports)
     return couplers
 
 
@@ -251,16 +246,13 @@ def list_start_notes(request: Request) -> list[str]:
         installed = host.versions()
     except (HostError, PluginError, RunError):
         return []
-    differing = [
-        f"the protocol {protocol.name} was established with {package} {established}, installed is {version}"
-        for package, (established, version) in protocol.version_differences(host.name, installed).items()
+    differing = protocol.version_differences(host.name, installed).items()
+    documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned))]
+    was = f"the protocol {protocol.name} was established with"
+    return [
+        *(f"{was} {package} {established}, installed is {version}" for package, (established, version) in differing),
+        *(known.describe(installed[known.package]) for known in documented),
     ]
-    documented = [
-        difference.describe(installed[difference.package])
-        for difference in find_differences(host.name, installed)
-        if any(map(difference.concerns, planned))
-    ]
-    return [*differing, *documented]
 
 
 def _describe_run(
@@ -281,10 +273,7 @@ def _describe_run(
         "indices": request.tasks,
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
-        "policies": [
-            _describe_policy(policy, made[policy.name], is_watching=policy.name in privileged)
-            for policy in request.roster
-        ],
+        "policies": [_describe_policy(own, made[own.name], own.name in privileged) for own in request.roster],
         "protocol": protocol.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
@@ -300,7 +289,7 @@ def _describe_run(
     }
 
 
-def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: bool) -> dict[str, object]:
+def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) -> dict[str, object]:
     return {
         "policy": asked.name,
         **({"spec": asked.spec} if asked.spec else {}),

@@ -56,6 +56,11 @@ class RequestedPolicy:
     def is_entry(self) -> bool:
         return entries.MARK in self.maker.partition(":")[0]
 
+    def register(self) -> RegisteredPolicy:
+        """Return the policy as a registration holds it."""
+        coupling = {name: getattr(self.coupling, name) for name in ("filter", "delay")}
+        return RegisteredPolicy(policy=self.name, arguments=dict(self.arguments), spec=self.spec or None, **coupling)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

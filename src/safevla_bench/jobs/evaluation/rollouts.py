@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from itertools import chain, takewhile
 from operator import attrgetter
@@ -22,7 +23,6 @@ from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_s
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
 from safevla_bench.judging.registration import (
     SERVER,
-    RegisteredPolicy,
     RegisteredTask,
     Registration,
     describe_rules,
@@ -69,16 +69,9 @@ def roll_out(
     if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be loaded here too
         prepared.resources.close()
         prepared = replace(prepared, policies={})
-    with (
-        prepared.resources,
-        RunFolderWriter(
-            out,
-            prepared.description,
-            resume=running.resume,
-            continuation=request.format_resume_command(out),
-            other_code=running.other_code,
-        ) as writer,
-    ):
+    open_folder = partial(RunFolderWriter, resume=running.resume, other_code=running.other_code)
+    continuation = request.format_resume_command(out)
+    with prepared.resources, open_folder(out, prepared.description, continuation=continuation) as writer:
         remedy = f"Correct the cause, then continue: {request.format_resume_command(out, '--retry-crashed')}"
         _run_pending(writer, prepared, running, observer, remedy)
     return episode_rows(out)
@@ -109,9 +102,8 @@ def _run_pending(
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(places)
-    done = {
-        place: episode for place, episode in writer.episodes.items() if episode.has_record or not running.retry_crashed
-    }
+    again = running.retry_crashed
+    done = {place: episode for place, episode in writer.episodes.items() if episode.has_record or not again}
     tally, pending = prepared.tally, list[PlannedEpisode]()
     for place, planned in enumerate(prepared.episodes):
         if place not in done:
@@ -273,15 +265,8 @@ def run_episodes(
     on_step = observer.stepped if observer else None
     ends_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
     if running.cluster:
-        engine = run_actors(
-            prepared.cast,
-            pending,
-            running.workers,
-            running.cluster,
-            on_step,
-            ends_s=ends_s,
-            other_code=running.other_code,
-        )
+        run = partial(run_actors, ends_s=ends_s, other_code=running.other_code)
+        engine = run(prepared.cast, pending, running.workers, running.cluster, on_step)
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, ends_s)
     else:
@@ -299,24 +284,16 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
     """Return a finished episode's row with latency and greeting, without secrets in its reason."""
     planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
+    of_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
+    of_end = ("outcome", "steps", "latency", "greeting", "code", "ran_on")
     return RawEpisode(
-        episode_id=planned.episode_id,
-        policy=planned.policy,
         benchmark=planned.task.suite,
         task_id=planned.task.task_id,
-        episode=planned.episode,
         init_state_index=None if played else planned.state,
         env_seed=planned.start.env_seed,
-        seed=planned.seed,
-        policy_seed=planned.policy_seed,
-        horizon=planned.horizon,
-        outcome=end.outcome,
-        steps=end.steps,
-        latency=end.latency,
-        greeting=end.greeting,
-        code=end.code,
-        ran_on=end.ran_on,
         reason=None if end.reason is None else redact_secrets(end.reason),
+        **{name: getattr(planned, name) for name in of_plan},
+        **{name: getattr(end, name) for name in of_end},
     )
 
 
@@ -330,10 +307,8 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     loaded from files.
     """
     _require_registrable(request)
-    prepared = prepare_run(
-        replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None),
-        is_dry=True,
-    )
+    servers = request.servers or placeholder_servers(request)
+    prepared = prepare_run(replace(request, servers=servers, ruleset=ruleset, registration=None), is_dry=True)
     prepared.resources.close()
     return Registration(
         host=prepared.host.name,
@@ -341,16 +316,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         suites=tuple(request.suites),
         indices=request.tasks,
         episodes_per_task=request.episodes,
-        policies=tuple(
-            RegisteredPolicy(
-                policy=policy.name,
-                arguments=dict(policy.arguments),
-                spec=policy.spec or None,
-                filter=policy.coupling.filter,
-                delay=policy.coupling.delay,
-            )
-            for policy in request.roster
-        ),
+        policies=tuple(policy.register() for policy in request.roster),
         protocol=load_protocol(request.protocol).episode_values(),
         seed=request.seed,
         max_steps=request.max_steps,

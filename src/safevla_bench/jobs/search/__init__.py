@@ -320,15 +320,12 @@ def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: Ru
     request = plan.request
     return FoundSuite(
         name=plan.name,
-        host=request.host,
         host_arguments=dict(request.host_arguments),
         suite=request.suites[0],
-        protocol=request.protocol,
-        max_steps=request.max_steps,
         policy=request.roster[0].name,
         objective=plan.objective.text,
         method=plan.method,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in ("host", "protocol", "max_steps", "seed")},
         tasks=tuple(_summarize_task(plan, task, writer) for task in searched),
         starts=tuple(start for task in searched for start in _list_starts(plan, task, writer)),
     )

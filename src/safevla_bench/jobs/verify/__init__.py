@@ -79,12 +79,8 @@ def _check_run(
         findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
     else:
         findings += files.check_episodes(run, records)
-    findings += [
-        *files.check_code(run),
-        *files.check_protocol(run),
-        *files.check_identity(records),
-        *files.check_scores(run, ruleset),
-    ]
+    findings += [*files.check_code(run), *files.check_protocol(run), *files.check_identity(records)]
+    findings += files.check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:
@@ -103,13 +99,12 @@ def _check_run(
     return findings
 
 
-def audit_source(
-    source: Path, plan: AuditPlan, observer: ProgressCallback = lambda done, what: None
-) -> dict[str | None, AuditMark]:
+def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
     """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError` if the
     archive changes meanwhile or cannot be read.
     """
-    return {policy: mark for policy, mark, _ in _audit(source, files.read_records(source)[0], plan, observer)}
+    audits = _audit(source, files.read_records(source)[0], plan, lambda done, what: None)
+    return {policy: mark for policy, mark, _ in audits}
 
 
 def _audit(

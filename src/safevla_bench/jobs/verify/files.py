@@ -254,10 +254,8 @@ def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -
 
 
 def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
-    recorded = {
-        header.episode_id: _shared_fields(header, count)
-        for header, count in zip(records.headers, (records.lengths - 1).tolist(), strict=True)
-    }
+    counted = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
+    recorded = {header.episode_id: _shared_fields(header, count) for header, count in counted}
     if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"
     expected = [row for row in rows if row.outcome != "crashed" or row.episode_id in recorded]
@@ -409,11 +407,8 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
     scores = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES)
-    findings = [
-        source,
-        _compare_json(run, folder.SCORES, scores, contents[folder.SCORES], "judged again, the same bytes"),
-        _check_scores_table(run, contents[folder.SCORES_TABLE]),
-    ]
+    same = _compare_json(run, folder.SCORES, scores, contents[folder.SCORES], "judged again, the same bytes")
+    findings = [source, same, _check_scores_table(run, contents[folder.SCORES_TABLE])]
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():

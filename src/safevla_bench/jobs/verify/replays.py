@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -172,11 +173,8 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
     """Return where a record's id, start, seed and horizon differ from the plan."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
-    return [
-        Deviation.of(name, getattr(header, name), plan, "plan")
-        for name, plan in zip(_PLANNED, expected, strict=True)
-        if getattr(header, name) != plan
-    ]
+    pairs = [(name, getattr(header, name), plan) for name, plan in zip(_PLANNED, expected, strict=True)]
+    return [Deviation.of(name, own, plan, "plan") for name, own, plan in pairs if own != plan]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
@@ -261,9 +259,8 @@ class ReplaySetting:
         task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number) if number.isdecimal() and len(number) < 10 else 0
         recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
-        (planned,) = plan_episodes(
-            [task], None, [policy], self.rules, seed=seed, max_steps=self.run.max_steps, recorded=recorded
-        )
+        plan = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
+        (planned,) = plan([task], None, [policy], self.rules)
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -495,9 +492,8 @@ def replay_actions(
     """
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
-    as_rendered = simulation.as_rendered or (
-        simulation.as_rendered is None and simulation.offscreen_renderer is not False
-    )
+    is_known, may_render = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
+    as_rendered = bool(simulation.as_rendered) if is_known else may_render
     wants = Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0], as_rendered=as_rendered)
     with closing(host.make(task, wants)) as env:
         env.reset(seed)
