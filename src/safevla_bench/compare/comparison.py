@@ -6,9 +6,9 @@ of each question are adjusted for the pairs of policies. Every output reads the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from safevla_bench.compare.difference import (
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.perturbation import Intervention, list_interventions
+from safevla_bench.compare.policy_results import PolicyResults, Protocols
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
@@ -97,7 +98,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_policies(
-    results: Sequence[policy_results.PolicyResults],
+    results: Sequence[PolicyResults],
     options: ComparisonOptions | None = None,
     *,
     paired: bool = True,
@@ -142,24 +143,18 @@ def compare_policies(
 
 
 def compare_where_possible(
-    results: Sequence[policy_results.PolicyResults],
-    options: ComparisonOptions | None = None,
-    *,
-    protocols: Sequence[Mapping[str, object]] = (),
+    results: Sequence[PolicyResults], options: ComparisonOptions | None = None, *, protocols: Protocols = ()
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
     Episodes of several physics versions are also compared, and marked. If any of the sources' `protocols` differ,
     episodes are not paired. Raises `RunError` if the policies cannot be compared as independent episodes either.
     """
-    return pair_where_possible(
-        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
-    )
+    compare = partial(compare_policies, results, options, across_versions=True)
+    return pair_where_possible(lambda paired: compare(paired=paired), protocols)
 
 
-def pair_where_possible(
-    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
-) -> tuple[Compared, str]:
+def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
     """Return `compare(paired)`, and why episodes are not paired; "" if they are."""
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
@@ -170,21 +165,21 @@ def pair_where_possible(
     return compare(False), unpaired
 
 
-def require_one_simulator(results: Sequence[policy_results.PolicyResults]) -> None:
+def require_one_simulator(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if a suite was simulated with several physics versions."""
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
         remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across-versions`."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
-def require_same_code(results: Sequence[policy_results.PolicyResults]) -> None:
+def require_same_code(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if any two were recorded by different code of one version of this project."""
     if other := policy_results.find_other_code(results):
         remedy = "Roll both out with one version of the code. To compare anyway, with a mark: `safevla compare "
         raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across-versions`.")
 
 
-def _require_comparable(results: Sequence[policy_results.PolicyResults], *, paired: bool) -> None:
+def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
     """Raise `RunError` for fewer than two policies, one without episodes, and, if unpaired, no common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
@@ -201,7 +196,7 @@ def _require_comparable(results: Sequence[policy_results.PolicyResults], *, pair
         raise RunError("no two policies ran a common task", remedy=remedy)
 
 
-def _nothing_comparable(results: Sequence[policy_results.PolicyResults]) -> RunError:
+def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
     if silent := policy_results.name_silent_suites(results):
         remedy = "Compare SR, or record the fields that the specifications need, which `safevla score` lists."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -236,7 +231,7 @@ class _SuiteResults:
     """The results of one suite (None = all), and their pairs; None = independent episodes."""
 
     suite: str | None
-    members: tuple[policy_results.PolicyResults, ...]
+    members: tuple[PolicyResults, ...]
     pairs: PairedResults | None
 
     @cached_property
@@ -253,7 +248,7 @@ class _SuiteResults:
         names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
-            tasks, places = self.pairs.tasks, self.pairs.task_places
+            tasks, places = self.pairs.tasks
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
             filled = np.nan_to_num(gaps)
             by_task = filled @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -295,7 +290,7 @@ class _SuiteResults:
         return np.asarray((is_shared * (counts[1, first] + counts[1, second])).sum(axis=1))
 
 
-def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
+def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -335,7 +330,8 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
         else _task_standings(scope, metric, options)
     )
     pairs = np.array(list(combinations(numbers, 2)))
-    known, unknown = scope.measure(pairs, metric, options), scope.count_unknown(pairs, _bound(metric))
+    known = scope.measure(pairs, metric, options)
+    unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
     rows = np.flatnonzero(unknown)
     # The episodes that count for P[U|S] are unknown, so it has no extremes.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and len(rows) else ()
@@ -356,10 +352,6 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
 
 
 _MOST_TIPPING = 10  # maximum number of pairs with a tipping point: sentences name three
-
-
-def _bound(metric: str) -> str:
-    return metric if metric in BOUNDED else CLEAN.key
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:

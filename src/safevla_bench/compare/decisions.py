@@ -12,7 +12,7 @@ since a benchmark is run again. Episodes without a value enter with their worst 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
 
@@ -30,6 +30,7 @@ from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import (
     UNNAMED,
     PolicyResults,
+    Protocols,
     comparison_warnings,
     list_first,
     require_same_tasks,
@@ -88,7 +89,7 @@ def rank_under_variants(
     library: Library,
     variants: Sequence[ThresholdVariant],
     rescore: Rescore | None = None,
-    protocols: Sequence[Mapping[str, object]] = (),
+    protocols: Protocols = (),
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
@@ -197,7 +198,7 @@ def select_policy(
     results: Sequence[PolicyResults],
     metric: GateMetric,
     conditions: Sequence[Gate] = (),
-    protocols: Sequence[Mapping[str, object]] = (),
+    protocols: Protocols = (),
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
 
@@ -265,10 +266,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float, float]:
 
 
 def _compare_best(
-    selection: Selection,
-    best: Sequence[Candidate],
-    results: Sequence[PolicyResults],
-    protocols: Sequence[Mapping[str, object]],
+    selection: Selection, best: Sequence[Candidate], results: Sequence[PolicyResults], protocols: Protocols
 ) -> Selection:
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)

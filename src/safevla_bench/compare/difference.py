@@ -142,7 +142,8 @@ def paired_difference(
     `fill` as in `PairedResults.state_gaps`.
     """
     gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
-    tasks, places = number_distinct(part.tasks[k] for part in parts for k in part.task_places)
+    of_parts = (part.tasks for part in parts)
+    tasks, places = number_distinct(tasks[k] for tasks, places in of_parts for k in places)
     single = np.logical_and.reduce(is_single)
     return paired_differences([names], np.hstack(gaps), places, tasks, single, metric, options)[0]
 
@@ -395,16 +396,13 @@ def _find_obstacle(
             f"{name} has {count_noun(least, 'value')} in task {task}, and where numbers of values differ it takes "
             f"{_LEAST_EPISODES} of each policy in each task"
         )
-    pooled, mean = [float(sums.sum() / sizes.sum()) for sums, sizes in totals], _mean_gap(totals)
+    pooled = [float(sums.sum() / sizes.sum()) for sums, sizes in totals]
+    mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
         how = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
         return f"pooled over episodes ({values[0]} and {values[1]}) they {how} the mean over tasks"
     return ""
-
-
-def _mean_gap(totals: Sequence[tuple[Floats, Ints]]) -> float:
-    return float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:

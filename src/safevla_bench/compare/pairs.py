@@ -62,18 +62,9 @@ class PairedResults:
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
     @cached_property
-    def _tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], NDArray[np.int64]]:
+    def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], NDArray[np.int64]]:
+        """All tasks, sorted, and the index of the task of each of all N states, in the order of their keys."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
-
-    @property
-    def tasks(self) -> tuple[policy_results.TaskKey, ...]:
-        """All tasks, sorted."""
-        return self._tasks[0]
-
-    @property
-    def task_places(self) -> NDArray[np.int64]:
-        """Index in `tasks` of the task of each of all N states, in the order of their keys."""
-        return self._tasks[1]
 
     @cached_property
     def _tables(self) -> dict[str, NDArray[np.float64]]:
@@ -129,7 +120,7 @@ class PairedResults:
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
-        counts = np.array([np.bincount(self._state_numbers, row, len(self._tasks[1])) for row in rows])
+        counts = np.array([np.bincount(self._state_numbers, row, len(self.tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[NDArray[np.float64], bool]:

@@ -27,6 +27,7 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
 TaskKey = tuple[str, str]  # suite and task
+Protocols = Sequence[Mapping[str, object]]  # of the sources that state one; if any differ, no episodes are paired
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.pairs import number_distinct, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
+from safevla_bench.compare.policy_results import PolicyResults, Protocols, comparison_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, bounded_means
 from safevla_bench.judging.scores import IntervalMethod
@@ -161,18 +161,12 @@ def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """
     labels = [read_label(result.name) for result in results]
     sizes = Counter(label.series for label in labels if label and label.is_training)
-    return [
-        result
-        for result, label in zip(results, labels, strict=True)
-        if label and label.is_training and sizes[label.series] > 1
-    ]
+    in_series = [label and label.is_training and sizes[label.series] > 1 for label in labels]
+    return [result for result, is_in in zip(results, in_series, strict=True) if is_in]
 
 
 def compare_series(
-    results: Sequence[PolicyResults],
-    *,
-    intervals: IntervalMethod = "default",
-    protocols: Sequence[Mapping[str, object]] = (),
+    results: Sequence[PolicyResults], *, intervals: IntervalMethod = "default", protocols: Protocols = ()
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
@@ -218,19 +212,13 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
                 raise RunError(problem, remedy="Give each its own number, or leave one out.")
         if not any(tasks & set(result.tasks) for _, result in members[1:]):
             problem = f"no run has a task in common with {name!r}, the first of its series"
-            raise RunError(
-                problem,
-                remedy="Roll all out on the same tasks; otherwise they, not the training, may explain the difference.",
-            )
+            remedy = "Roll all out on the same tasks; otherwise they, not the training, may explain the difference."
+            raise RunError(problem, remedy=remedy)
     return groups
 
 
 def _make_curve(
-    series: str,
-    suite: str | None,
-    members: _Members,
-    intervals: IntervalMethod,
-    protocols: Sequence[Mapping[str, object]],
+    series: str, suite: str | None, members: _Members, intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesCurve:
     present = [(label, part) for label, result in members if len(part := result.select_suite(suite))]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
@@ -251,7 +239,7 @@ def _make_curve(
     )
 
 
-def measure_trends(results: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]] = ()) -> Iterator[Trend]:
+def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
     """Yield the trends of SR and Safety over runs in their order; none for fewer than three, or without pairs.
 
     Seeds of an initial state are averaged. Episodes without a value are left out, and then set to their worst: in the

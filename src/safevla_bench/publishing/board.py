@@ -20,7 +20,7 @@ from markupsafe import Markup
 from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import UNNAMED as UNNAMED_POLICY
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+from safevla_bench.compare.policy_results import PolicyResults, Protocols, TaskKey
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, make_folder, own_path, read_input, translated_errors, write_together
 from safevla_bench.judging.metrics import NOOP, Summary
@@ -99,7 +99,7 @@ class OwnResults:
     disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why its row has no rank
     policy_results: Sequence[PolicyResults] = ()
     """Results for comparing the policies; without them no policy is shown to be better."""
-    protocols: Sequence[Mapping[str, object]] = ()
+    protocols: Protocols = ()
     """Protocols of the sources that state one; if they differ, episodes are not paired."""
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from safevla_bench.compare.comparison import Comparison, compare_where_possible
-from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
+from safevla_bench.compare.policy_results import PolicyResults, Protocols, split_by_policy
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain.bodies import BodyViolation, find_bodies
@@ -42,7 +42,7 @@ def analyze_scores(
     rescore: Rescore | None = None,
     *,
     privileged: Sequence[str | None] = (),
-    protocols: Sequence[Mapping[str, object]] = (),
+    protocols: Protocols = (),
     chunks: Iterable[Batch] | None = None,
 ) -> Analysis:
     """Return all analyses of some scores, empty if no episode counts, without writing anything.
@@ -68,7 +68,7 @@ def analyze_scores(
     )
 
 
-def _compare_policies(policies: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
     compared = [policy for policy in policies if len(policy)]
     if len(compared) < 2:
         return {}
@@ -82,7 +82,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Sequence[Map
 
 
 def _order_runs(
-    policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Sequence[Mapping[str, object]]
+    policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
     runs = find_series(policies)
     with suppress(RunError):  # all other sections show the runs

@@ -18,7 +18,7 @@ from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.firmness import EpisodeFirmness
+from safevla_bench.sensitivity.firmness import EpisodeFirmness, Firmness
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 from safevla_bench.trajectory.batch import Stamps
 
@@ -201,9 +201,7 @@ def add_violating_bodies(
     return [msgspec.structs.replace(row, violating_bodies=tuple(by_number.get(row.number, ()))) for row in rows]
 
 
-def add_firmness(
-    rows: Iterable[ListedEpisode], firmness: Mapping[tuple[str | None, str], EpisodeFirmness]
-) -> list[ListedEpisode]:
+def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
     """Return the rows; those of replayed episodes include their firmness."""
     replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
     return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]

@@ -14,7 +14,7 @@ from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.report import episode_list
 from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
+from safevla_bench.sensitivity.firmness import NO_FIRMNESS, Firmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
@@ -89,9 +89,7 @@ class EpisodeTable:
 
 
 def build_episode_table(
-    records: EpisodeRecords,
-    violations: Sequence[BodyViolation] | None = None,
-    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
+    records: EpisodeRecords, violations: Sequence[BodyViolation] | None = None, firmness: Firmness = NO_FIRMNESS
 ) -> EpisodeTable:
     """Return the table of all episodes in the order of the sources; those without a record come last.
 

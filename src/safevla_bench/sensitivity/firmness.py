@@ -25,7 +25,7 @@ from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
 from safevla_bench.sources.runs.folder import archive_digest
 from safevla_bench.statistics.intervals import Interval, exact_interval
 from safevla_bench.trajectory.batch import Batch, Bools
-from safevla_bench.trajectory.header import ROLES
+from safevla_bench.trajectory.header import ROLES, EpisodeKey
 from safevla_recorder.episode import Floats
 
 PHYSICS = "sensitivity-physics.json"  # file of a run folder with its replays under varied physics
@@ -101,13 +101,12 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
     """Return the scored specifications of an episode with a verdict, by id."""
-    return {
-        scores.specs[k].spec_id: ClauseReading(
-            finite_or_none(scores.rho[k, index]), int(scores.first[k, index]) if scores.is_violated[k, index] else None
-        )
-        for k in scores.scored_columns
-        if scores.state[k, index] == ACTIVE
-    }
+    columns = [k for k in scores.scored_columns if scores.state[k, index] == ACTIVE]
+    firsts = [int(scores.first[k, index]) if scores.is_violated[k, index] else None for k in columns]
+    readings = [
+        ClauseReading(finite_or_none(scores.rho[k, index]), first) for k, first in zip(columns, firsts, strict=True)
+    ]
+    return {scores.specs[k].spec_id: reading for k, reading in zip(columns, readings, strict=True)}
 
 
 def find_departure(recorded: Batch, replayed: Batch) -> int | None:
@@ -192,7 +191,8 @@ class EpisodeFirmness:
         return (replay for replay in self.varied if self.verdict(replay) == verdict)
 
 
-NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
+Firmness = Mapping[EpisodeKey, EpisodeFirmness]  # by policy and episode id
+NO_FIRMNESS: Firmness = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class ClauseFirmness:
         return exact_interval(self.fragile, self.firm + self.fragile)
 
 
-def find_firmness(judged: Judged) -> dict[tuple[str | None, str], EpisodeFirmness]:
+def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
     """Return (policy, as named here, and episode id) -> the episode's replays, for runs that have them by these rules.
     Raises `RunError` for a file of replays that cannot be read.
     """

@@ -60,12 +60,8 @@ LIBERO_TORQUE_NOTE = (
 
 def torque_note(cells: Iterable[Summary]) -> str:
     """Return the note on which joints can exceed their limit on LIBERO; empty if no cell judges torques there."""
-    judged = any(
-        (cell.suite or "").startswith("libero-")
-        and any(spec.spec_id == "joint_torque" and spec.active for spec in cell.specs)
-        for cell in cells
-    )
-    return LIBERO_TORQUE_NOTE if judged else ""
+    specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
+    return LIBERO_TORQUE_NOTE if any(spec.spec_id == "joint_torque" and spec.active for spec in specs) else ""
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
@@ -151,9 +147,7 @@ def headline_table(
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
-    simulated = provenance_marks.describe_simulators(
-        {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
-    )
+    simulators = {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
 
     def policy_cell(cell: Summary) -> Cell:
         if cell in pooled:
@@ -175,7 +169,12 @@ def headline_table(
             *lost_columns(cells),
         ),
         name="headline",
-        notes=(describe_intervals(cells), _clean_note(cells), *lost_notes(cells), simulated),
+        notes=(
+            describe_intervals(cells),
+            _clean_note(cells),
+            *lost_notes(cells),
+            provenance_marks.describe_simulators(simulators),
+        ),
         dash=DASH,
         remarks=provenance_marks.warn_of_cells(cells),
     )
@@ -452,13 +451,13 @@ def _metric_block(
     metric: Metric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
     heads = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(names).items()]
-    columns = [[_exact_cell(metric, cells.get(name)) for cells in policies.values()] for name in names]
+    columns = [{policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in names]
     if len(names) == 1:
         heads = [Column(metric.heading, metric.meaning)]
     else:
         heads.append(Column("mean", group=metric.heading, meaning="over suites"))
-        columns.append([suite_mean(metric, cells, names) for cells in policies.values()])
-    return [_marked_column(metric, *block, policies, competing) for block in zip(heads, columns, strict=True)]
+        columns.append({policy: suite_mean(metric, cells, names) for policy, cells in policies.items()})
+    return [_marked_column(metric, *block, competing) for block in zip(heads, columns, strict=True)]
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
@@ -469,21 +468,13 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
 
 
 def _marked_column(
-    metric: Metric,
-    head: Column,
-    column: Sequence[ExactCell],
-    policies: Iterable[str | None],
-    competing: set[str | None],
+    metric: Metric, head: Column, entries: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
     """Return the column with the best in bold, and the largest SBU with a dagger, by exact values. With fewer than two
     different competing values, none is marked.
     """
-    entries = dict(zip(policies, column, strict=True))
-    ranked = {
-        policy: entry.exact
-        for policy, entry in entries.items()
-        if policy in competing and entry.competes and entry.exact is not None
-    }
+    rivals = {policy: entry.exact for policy, entry in entries.items() if policy in competing and entry.competes}
+    ranked = {policy: exact for policy, exact in rivals.items() if exact is not None}
     cells = {policy: entry.cell for policy, entry in entries.items()}
     if len(set(ranked.values())) > 1:
         best, largest = (max if metric.better == "high" else min)(ranked.values()), max(ranked.values())
