@@ -15,7 +15,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.difference import (
@@ -38,10 +37,9 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.significance import find_tipping_point, holm_adjust, max_t_adjust
+from safevla_recorder.episode import Floats, Ints
 
 Compared = TypeVar("Compared")
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from safevla_bench.compare.pairs import PairedResults, number_distinct
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
@@ -18,10 +17,8 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds, Metric, StartMeans
 from safevla_bench.statistics import intervals, significance
 from safevla_bench.text import count_noun
+from safevla_recorder.episode import Bools, Floats, Ints
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _TIE = 1e-12
 _LEAST_EPISODES = 3
 """Episodes of each policy and task that the score test needs if tasks have different numbers of them."""
@@ -98,7 +95,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class TaskSample(NamedTuple):
     """One policy's values of one metric in one task, [n], and their means by start."""
 
-    values: NDArray[np.float64]
+    values: Floats
     by_start: StartMeans
 
 

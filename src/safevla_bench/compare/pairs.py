@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.compare import policy_results
 from safevla_bench.errors import RunError
@@ -17,6 +16,7 @@ from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.header import Header
+from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
@@ -52,25 +52,25 @@ class PairedResults:
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
     """The planned episodes, [K]: those that some policy finished, in the order of the first that did, then the lost."""
-    places: NDArray[np.int64]  # index of each in the results of each policy, -1 = not finished there, [P, K]
-    is_planned: NDArray[np.bool_]  # True if the policy planned it; always true unless initial states are paired, [P, K]
+    places: Ints  # index of each in the results of each policy, -1 = not finished there, [P, K]
+    is_planned: Bools  # True if the policy planned it; always true unless initial states are paired, [P, K]
     by_state: bool  # True if seeds differ between the policies, so that initial states are paired instead of episodes
 
     @cached_property
-    def _state_numbers(self) -> NDArray[np.int64]:
+    def _state_numbers(self) -> Ints:
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
     @cached_property
-    def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], NDArray[np.int64]]:
+    def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], Ints]:
         """All tasks, sorted, and the index of the task of each of all N states, in the order of their keys."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
-    def _tables(self) -> dict[str, NDArray[np.float64]]:
+    def _tables(self) -> dict[str, Floats]:
         return {}
 
-    def mark_finished(self, policies: Sequence[int] | None = None) -> NDArray[np.bool_]:
+    def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
         """Return which episodes all of these policies (by number; None = every one) finished, [K].
 
         If initial states are paired, one finished episode of a state marks all of its episodes.
@@ -80,7 +80,7 @@ class PairedResults:
             finished = np.array([np.isin(self._state_numbers, self._state_numbers[row]) for row in finished])
         return np.asarray(finished.all(axis=0))
 
-    def count_pairs(self, chosen: NDArray[np.bool_]) -> int:
+    def count_pairs(self, chosen: Bools) -> int:
         """Return the number of pairs among the chosen [K]: episodes, or initial states if those are paired."""
         return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
@@ -94,7 +94,7 @@ class PairedResults:
             is_planned=self.is_planned[:, chosen],
         )
 
-    def metric_values(self, policies: Sequence[int], metric: str) -> NDArray[np.float64]:
+    def metric_values(self, policies: Sequence[int], metric: str) -> Floats:
         """Return a metric of each of these policies (by number) and planned episode, [P, K].
 
         NaN if the episode is not finished or lacks a value.
@@ -123,7 +123,7 @@ class PairedResults:
         counts = np.array([np.bincount(self._state_numbers, row, len(self.tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
-    def state_means(self, policies: tuple[int, int], metric: str) -> tuple[NDArray[np.float64], bool]:
+    def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
         """Return the first policy's means over the seeds of each initial state in which both (by number) have a value,
         and whether every such state has one episode of each. If episodes are paired, only seeds of both count.
         """
@@ -134,9 +134,7 @@ class PairedResults:
         chosen = (sizes > 0).all(axis=0)
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
-    def state_gaps(
-        self, pairs: NDArray[np.int64], metric: str, fill: tuple[float, float] | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
         """Return, for R pairs of policies (by number, [R, 2]), first minus second in the means of `state_means`, [R,
         N], NaN if one has none, and whether every state has one episode of each, [R]. `fill` replaces each one's
         unknown values: crashed episodes, stopped ones and those without a verdict.
@@ -150,11 +148,11 @@ class PairedResults:
         most = np.where((n > 0) & (m > 0), np.maximum(n, m), 0).max(axis=1, initial=0)
         return first - second, np.asarray(most <= 1)
 
-    def _fill(self, metric: str, end: float | None) -> NDArray[np.float64]:
+    def _fill(self, metric: str, end: float | None) -> Floats:
         values = self.metric_values(range(len(self.results)), metric)
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
-    def _average(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _average(self, values: Floats) -> tuple[Floats, Ints]:
         """Return means over the known episodes [R, K] of each of N states and their numbers, [R, N]; NaN for none."""
         order = np.argsort(self._state_numbers, kind="stable")
         firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
@@ -167,7 +165,7 @@ class PairedResults:
         return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan), sizes
 
 
-def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np.int64]]:
+def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
     """Return the distinct items in order of first appearance, and the number of each item among them, [n]."""
     every = list(items)
     numbers = {item: k for k, item in enumerate(dict.fromkeys(every))}

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
@@ -21,6 +20,7 @@ from safevla_bench.tasks.identity import has_official_source, judge_identity
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
+from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.identity import UNKNOWN, is_other_code
 from safevla_recorder.simulator_versions import physics_versions, results_version
 
@@ -40,14 +40,14 @@ class PolicyResults:
     name: str
     source: str
     headers: tuple[Header, ...]
-    success: NDArray[np.bool_]
-    unsafe: NDArray[np.bool_]
-    vsi: NDArray[np.float64]
-    is_counted: NDArray[np.bool_]  # True if the episode ran to its end; otherwise `success` is undefined
-    is_judged: NDArray[np.bool_]  # True if there is a verdict; otherwise safety is unknown
-    stopped_on_violation: NDArray[np.bool_]
+    success: Bools
+    unsafe: Bools
+    vsi: Floats
+    is_counted: Bools  # True if the episode ran to its end; otherwise `success` is undefined
+    is_judged: Bools  # True if there is a verdict; otherwise safety is unknown
+    stopped_on_violation: Bools
     """True if a violation stopped the episode: then only Safety of its suite is known."""
-    starts: NDArray[np.int64]  # equal for episodes of one task and start
+    starts: Ints  # equal for episodes of one task and start
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()  # episodes of the source that are not among these, each kind as one sentence
     protocol: Mapping[str, object] | None = None
@@ -59,8 +59,8 @@ class PolicyResults:
     """The values that fix the start of each RoboCasa episode that records them."""
     left_out_clauses: tuple[str, ...] = ()
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
-    progress: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    engaged: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    progress: Floats = field(default_factory=lambda: np.empty(0))
+    engaged: Floats = field(default_factory=lambda: np.empty(0))
     """Policies are not compared by progress and engagement, so both are empty."""
     changes: tuple[ActionChanges, ...] = ()  # changes by a filter in each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class PolicyResults:
         lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
         return replace(self, headers=tuple(headers), lost=tuple(lost))
 
-    def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
+    def select_episodes(self, index: Ints) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order; lost episodes and marks are unchanged."""
         return replace(
             self,

@@ -8,12 +8,12 @@ from math import inf, sqrt
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import CONFIDENCE, POWER, binomial_pmf, check_level
 from safevla_bench.text import count_noun, format_compact, format_fixed
+from safevla_recorder.episode import Floats, Ints
 
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
@@ -176,8 +176,8 @@ def flip_power(
 
 
 @lru_cache(maxsize=4)
-def _normal_draws(tasks: int) -> NDArray[np.float64]:
-    draws: NDArray[np.float64] = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
+def _normal_draws(tasks: int) -> Floats:
+    draws: Floats = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
     draws.flags.writeable = False
     return draws
 
@@ -192,7 +192,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     share = (discordant + abs(difference)) / (2 * discordant)
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
-    many: NDArray[np.int64] = np.arange(low, high + 1)
+    many: Ints = np.arange(low, high + 1)
     # The largest count of the rarer outcome that is significant among that many pairs; -1 = none.
     fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
     mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)

@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
@@ -26,8 +25,8 @@ from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.statistics.significance import holm_adjust, page_trend
 from safevla_bench.text import format_compact
+from safevla_recorder.episode import Floats
 
-Floats = NDArray[np.float64]
 _NUMBER = re.compile(r"(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"

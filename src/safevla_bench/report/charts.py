@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.explain.trace import TraceChart
 from safevla_bench.text import format_compact
+from safevla_recorder.episode import Bools, Floats, Ints
 
-Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)
 MOST_POINTS = 600
 ACROSS = 1000.0
@@ -98,7 +98,7 @@ class PlotArea:
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
-def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.int64]:
+def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal intervals.
 
     The least and the greatest finite value are included. Up to `max_points` values keep all indices.
@@ -178,13 +178,13 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
 
-def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
+def _rectangles(where: Bools, area: PlotArea, top: float, bottom: float, reach: float) -> str:
     high, low = _format_px(top), _format_px(bottom)
     spans = [(_format_px(area.x(a - reach)), _format_px(area.x(b + reach))) for a, b in true_runs(where)]
     return "".join(f"M{left},{high}H{right}V{low}H{left}Z" for left, right in spans)
 
 
-def true_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def true_runs(flags: Bools) -> list[tuple[int, int]]:
     """Return the first and last index of each run of True."""
     edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
     firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1

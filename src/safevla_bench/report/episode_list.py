@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
@@ -21,6 +20,7 @@ from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import EpisodeFirmness, Firmness
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 from safevla_bench.trajectory.batch import Stamps
+from safevla_recorder.episode import Floats
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 
@@ -101,7 +101,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_episodes(
-    scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None, stamps_s: Stamps = MappingProxyType({})
+    scores: Scores, dt_s: Floats, spec_id: str | None = None, stamps_s: Stamps = MappingProxyType({})
 ) -> list[ListedEpisode]:
     """Return a row for every episode, in the order of the sources.
 
@@ -155,7 +155,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
 
 
 def _list_episode(
-    scores: Scores, dt_s: float, times_s: NDArray[np.float64] | None, index: int, spec_column: int | None
+    scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
     step, broken = episode.first_violation_step, episode.first_violation_spec

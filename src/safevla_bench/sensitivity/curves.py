@@ -20,7 +20,6 @@ from math import inf
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
 from safevla_bench.judging import provenance_marks
@@ -37,6 +36,7 @@ from safevla_bench.stl.robustness import match_clause
 from safevla_bench.stl.trace import ROUNDING
 from safevla_bench.text import shorten_name, suggest_names
 from safevla_bench.trajectory.marks import FOREIGN_LOG
+from safevla_recorder.episode import Floats, Ints
 
 Rescore = Callable[[Library], Scores]
 _MOST_THRESHOLDS = 1000
@@ -225,7 +225,7 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
     return match_clause(spec.formula) is not None
 
 
-def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.float64]:
+def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
     clause = match_clause(spec.formula)
     assert clause is not None
     rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)
@@ -335,7 +335,7 @@ def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[Sens
     return tuple(curves)
 
 
-def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
+def _lacks_verdict(scores: Scores, members: Ints) -> bool:
     return bool(len(members)) and not scores.is_judged[members].any()
 
 
@@ -347,7 +347,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
     return (*provenance_marks.warn_of_scores(scores), *left_out)
 
 
-def _variant_rates(scores: Scores, members: NDArray[np.int64]) -> VariantRates:
+def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
     severity, starts = scores.vsi[members][None], scores.start[members]
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)

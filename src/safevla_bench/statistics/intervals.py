@@ -12,13 +12,12 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
+from safevla_recorder.episode import Bools, Floats, Ints
 
-Floats = NDArray[np.float64]
 Reals = float | Floats
-Counts = int | NDArray[np.int64]
+Counts = int | Ints
 CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
@@ -110,7 +109,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
             share = np.where(is_open, np.minimum(np.maximum(share, least), 1 - least), 0.0)[()]
 
 
-def binomial_pmf(counts: NDArray[np.int64], n: int | NDArray[np.int64], rate: float) -> Floats:
+def binomial_pmf(counts: Ints, n: int | Ints, rate: float) -> Floats:
     """Return the binomial probabilities of these counts among n; `scipy.stats` takes over a second to import."""
     from scipy.special import gammaln, xlog1py, xlogy
 
@@ -463,7 +462,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
     return intervals
 
 
-def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
+def _resample_means(filled: Floats, counted: Bools, generator: np.random.Generator) -> Floats:
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape
@@ -587,7 +586,7 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     return Interval(round(float(low), _DIGITS), round(float(high), _DIGITS))
 
 
-def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
+def _log_wealth(points: Floats, counts: Ints, supposed: float) -> float:
     shares = _prior_nodes()
     factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
     logs = counts @ np.log(factors)

@@ -16,12 +16,9 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.statistics import intervals
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from safevla_recorder.episode import Floats, Ints
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:

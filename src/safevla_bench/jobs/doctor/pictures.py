@@ -23,6 +23,7 @@ from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTAT
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, passed_check, warned_check
 from safevla_bench.policies.servers import ChunkModel
+from safevla_recorder.episode import Floats
 
 CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
@@ -46,7 +47,7 @@ class Scene:
     """A recorded observation, with upright pictures, and the actions [H, 7] that followed."""
 
     observation: Observation
-    actions: NDArray[np.float64]
+    actions: Floats
 
 
 def load_scenes() -> list[Scene]:
@@ -97,13 +98,13 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dic
     return {name: float(np.mean(values)) for name, values in angles.items()} if differs else None
 
 
-def _moved(actions: NDArray[np.float64], start: Observation | None) -> NDArray[np.float64]:
+def _moved(actions: Floats, start: Observation | None) -> Floats:
     """Return the horizontal movement [2] of changes of pose, or of poses that follow a `start`."""
-    moved: NDArray[np.float64] = actions[:, :2].sum(axis=0)
+    moved: Floats = actions[:, :2].sum(axis=0)
     return moved if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
 
 
-def _angle_deg(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+def _angle_deg(first: Floats, second: Floats) -> float:
     sizes = np.linalg.norm(first) * np.linalg.norm(second)
     if not np.isfinite(sizes) or sizes == 0:
         return 90.0

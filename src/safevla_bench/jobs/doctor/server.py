@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.hosts.protocols import load_protocol
@@ -29,8 +28,9 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, des
 from safevla_bench.rollout.plan import PROTOCOL, estimate_plan, load_costs, plan_episodes
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 from safevla_bench.tasks.loader import load_registry
+from safevla_recorder.episode import Floats
 
-Numbers = NDArray[np.float64]
+Numbers = Floats
 _LETTERS = 300
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)

@@ -21,7 +21,7 @@ from safevla_bench.interface.task import SearchSpace, Task
 from safevla_bench.jobs.evaluation import judgement, outputs, rollouts
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, prepare_run, require_counts
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
-from safevla_bench.jobs.search.optimizers import Floats, Method, Optimizer, UnitCube, make_optimizer
+from safevla_bench.jobs.search.optimizers import Method, Optimizer, UnitCube, make_optimizer
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
@@ -39,6 +39,7 @@ from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
+from safevla_recorder.episode import Floats
 
 _AGAIN = "run the search command again, with --resume"
 

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.interface.task import SearchSpace
 from safevla_bench.plugins import install_command
+from safevla_recorder.episode import Floats
 
-Floats = NDArray[np.float64]
 Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation, for any number of workers
 # Random generations before the descents, which begin at the best of their points.

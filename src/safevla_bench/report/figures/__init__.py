@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.exposure import measure_onsets
@@ -21,6 +19,7 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import curves, tradeoff, violations
 from safevla_bench.report.figures.sheet import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
 from safevla_bench.trajectory.batch import Stamps
+from safevla_recorder.episode import Floats, Ints
 
 FigureFormat = Literal["svg", "pdf", "png"]
 # Metadata in which matplotlib writes the date and its own name.
@@ -39,8 +38,8 @@ class FigureInput:
     """
 
     scores: Scores
-    dt_s: NDArray[np.float64]
-    lengths: NDArray[np.int64]
+    dt_s: Floats
+    lengths: Ints
     tradeoff_layout: tradeoff.TradeoffLayout = "suites"
     stamps_s: Stamps = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import NDArray
 
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
@@ -20,6 +19,7 @@ from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
+from safevla_recorder.episode import Floats
 
 
 @sheet.figure_style()
@@ -172,7 +172,7 @@ def _series_note(compared: SeriesComparison) -> str:
 _FAINT = "#a9afb6"
 
 
-def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
+def onset_steps(onset: SpecOnset) -> Floats:
     """Return the points at which the share of violations rises, [4, k]: times, and share, low and high end in percent.
 
     The curve for any limit begins at time 0.

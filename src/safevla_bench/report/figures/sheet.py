@@ -22,12 +22,12 @@ from matplotlib import style as mpl_style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import escape_controls, shorten_name
+from safevla_recorder.episode import Bools, Floats
 
 _log = logging.getLogger(__name__)
 # Maximum number of characters drawn, because names may have any length.
@@ -313,13 +313,13 @@ def draw_panels(
     return finish_sheet(figure, notes, key)
 
 
-def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
+def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return value, low and high end of each rate in percent, [3, n]; NaN if unknown."""
     ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(ends).T
 
 
-def judged_by_policy(scores: Scores) -> dict[str, NDArray[np.bool_]]:
+def judged_by_policy(scores: Scores) -> dict[str, Bools]:
     """Return policy -> whether each episode is a judged one of it, [E], in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import SymmetricalLogLocator
-from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
@@ -20,6 +19,7 @@ from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
+from safevla_recorder.episode import Bools
 
 
 @sheet.figure_style()
@@ -128,7 +128,7 @@ def compute_margins(scores: Scores) -> Margins:
     return Margins(tuple(members), tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
 
 
-def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
+def _margin_row(scores: Scores, column: int, series: int, selected: Bools) -> MarginRow:
     state = scores.state[column, selected]
     rho = scores.rho[column, selected][state == ACTIVE]
     margin = rho[np.isfinite(rho)] / scores.specs[column].threshold
