@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import cache
 from importlib import resources
 from math import inf
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +39,7 @@ from safevla_bench.text import shorten_name, suggest_names
 from safevla_bench.trajectory.marks import FOREIGN_LOG
 from safevla_recorder.episode import Floats, Ints
 
+Point = TypeVar("Point")
 Rescore = Callable[[Library], Scores]
 _MOST_THRESHOLDS = 1000
 
@@ -241,13 +243,16 @@ class VariantRates(msgspec.Struct, frozen=True, kw_only=True):
     vsi: Mean
 
 
-class SensitivityCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell (policy × suite): a point for each variant, in order."""
+class CellCurve(msgspec.Struct, Generic[Point], frozen=True, kw_only=True):
+    """One cell (policy × suite): a point for each variant or reading, in order."""
 
     policy: str | None
     suite: str
     n: int  # judged episodes; each rate of a point has its own n
-    points: tuple[VariantRates, ...]
+    points: tuple[Point, ...]
+
+
+SensitivityCurve = CellCurve[VariantRates]
 
 
 class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,13 +313,11 @@ def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVaria
     Raises `KeyError` for an id not in the library.
     """
     specs = [library[spec_id] for spec_id in asked.spec_ids]
-    return [
-        ThresholdVariant(
-            f"{asked.name}={threshold:g}",
-            {spec.spec_id: ThresholdSetting(threshold, proportional_severe(spec, threshold)) for spec in specs},
-        )
-        for threshold in asked.thresholds
-    ]
+    variants = []
+    for to in asked.thresholds:
+        settings = {spec.spec_id: ThresholdSetting(to, proportional_severe(spec, to)) for spec in specs}
+        variants.append(ThresholdVariant(f"{asked.name}={to:g}", settings))
+    return variants
 
 
 def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[SensitivityCurve, ...]:
@@ -376,13 +379,7 @@ class ReadingPoint(msgspec.Struct, frozen=True, kw_only=True):
     changes: VerdictChanges
 
 
-class ReadingCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell (policy × suite): a point for each reading, in order."""
-
-    policy: str | None
-    suite: str
-    n: int
-    points: tuple[ReadingPoint, ...]
+ReadingCell = CellCurve[ReadingPoint]
 
 
 class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -409,20 +406,14 @@ def compare_readings(
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]
+    cells = []
+    for curve in cell_curves(scores, variants):
+        pairs = zip(curve.points, (by_cell[curve.policy, curve.suite] for by_cell in changes), strict=True)
+        points = tuple(ReadingPoint(rates=rates, changes=changed) for rates, changed in pairs)
+        cells.append(ReadingCell(policy=curve.policy, suite=curve.suite, n=curve.n, points=points))
     return ReadingComparison(
         readings=(reference.name, f"{reference.name}, {PROSE_DEPTH}", *others),
-        cells=tuple(
-            ReadingCell(
-                policy=curve.policy,
-                suite=curve.suite,
-                n=curve.n,
-                points=tuple(
-                    ReadingPoint(rates=rates, changes=by_cell[curve.policy, curve.suite])
-                    for rates, by_cell in zip(curve.points, changes, strict=True)
-                ),
-            )
-            for curve in cell_curves(scores, variants)
-        ),
+        cells=tuple(cells),
         warnings=(*score_warnings(scores), *(() if has_net_forces else (_NO_NET_FORCES,))),
     )
 
