@@ -201,8 +201,8 @@ def test_an_episode_that_is_not_replayed_exactly_is_refused(run):
         def __getattr__(self, name):
             return getattr(run.records, name)
 
-        def read_episodes(self, indices):
-            batch = run.records.read_episodes(indices)
+        def read_episode(self, index):
+            batch = run.records.read_episode(index)
             channel = batch.body_pos_m.channel
             moved = replace(channel, values=channel.values + 1e-9)
             return replace(batch, body_pos_m=replace(batch.body_pos_m, channel=moved))

@@ -155,7 +155,7 @@ def show_command(
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
-    record = judged.records.read_episodes([index]) if index < len(judged.records) else None
+    record = judged.records.read_episode(index) if index < len(judged.records) else None
     if record is None and form == "json":
         options.print_json(row.to_document())
     elif record is None:

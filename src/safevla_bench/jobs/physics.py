@@ -129,7 +129,7 @@ class _Replays:
         return sorted(islice((index for index in turns if index is not None), count))
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        recorded = lru_cache(_KEPT_EPISODES)(self._read_episode)
+        recorded = lru_cache(_KEPT_EPISODES)(self.judged.records.read_episode)
         planned: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
         for index, variation in wanted:
@@ -172,11 +172,6 @@ class _Replays:
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
         return header.policy, header.episode_id, variation
-
-    def _read_episode(self, index: int) -> Batch:
-        episode = self.judged.records.read_episodes([index])
-        assert episode is not None
-        return episode
 
     def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode:
         """Return the replay of an episode, or raise `RunError` with the reason. A replay that diverges before any
@@ -299,8 +294,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         HostError: the host cannot be used here, or the scene has no such body.
     """
     setting = ReplaySetting.read(judged.records.find_source(index).path)
-    episode = judged.records.read_episodes([index])
-    assert episode is not None
+    episode = judged.records.read_episode(index)
     header = episode.headers[0]
     try:
         task, _, (start, *_) = setting.find_starts(episode)

@@ -79,9 +79,7 @@ class JudgedEpisode:
     @cached_property
     def record(self) -> Batch:
         """The record as a batch of one, read from its source at first use; `RunError` if the source has changed."""
-        record = self.evaluation.judged.records.read_episodes([self.index])
-        assert record is not None
-        return record
+        return self.evaluation.judged.records.read_episode(self.index)
 
     @cached_property
     def explanation(self) -> Explanation:

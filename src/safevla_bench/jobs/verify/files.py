@@ -116,15 +116,15 @@ def check_files(run: Path) -> list[Finding]:
     changed, missing or added file, or one if all agree. Raw records have no manifest: `check_scores` compares them with
     those that were judged.
     """
-    parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
-    is_raw = has_raw(run) and not parts
+    archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
+    is_raw = has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
         others = [mismatch(FILES, detail) for detail in changed_files(run)]
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
-    whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
+    whole = undigested if is_raw else agreement(PARTS, f"{len(archive)} {said}")
     return [
         *(changed or [whole]),
         *(others or [agreement(FILES, f"all {said}")]),

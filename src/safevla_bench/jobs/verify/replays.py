@@ -308,9 +308,7 @@ def check_replays(
     for done, index in enumerate(indices):
         header = records.headers[index]
         observer(done, header.episode_id)
-        episode = records.read_episodes([index])
-        assert episode is not None
-        findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, episode))
+        findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, records.read_episode(index)))
     return findings
 
 

@@ -305,10 +305,9 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
     A cell without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
-    columns = (
-        *(text_column(name) for name in ("Policy", "Suite")),
-        Column("n"),
-        Column("Unsafe successes"),
+    heads = (
+        *map(text_column, ("Policy", "Suite")),
+        *map(Column, ("n", "Unsafe successes")),
         Column(SBU.heading, SBU.meaning),
         text_column("Specification"),
         Column("Violations", "in unsafe successes"),
@@ -316,7 +315,7 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     )
     rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
     heading = f"What unsafe successes violate{': ' if title else ''}{title}"
-    table = Table(heading, columns, rows, name=table_file_name("composition", title))
+    table = Table(heading, heads, rows, name=table_file_name("composition", title))
     return add_notes(table, "An unsafe success counts once for each specification that it violates.", dash=DASH)
 
 
@@ -451,13 +450,13 @@ def _metric_block(
     metric: Metric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
     heads = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(names).items()]
-    columns = [{policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in names]
+    blocks = [{policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in names]
     if len(names) == 1:
         heads = [Column(metric.heading, metric.meaning)]
     else:
         heads.append(Column("mean", group=metric.heading, meaning="over suites"))
-        columns.append({policy: suite_mean(metric, cells, names) for policy, cells in policies.items()})
-    return [_marked_column(metric, *block, competing) for block in zip(heads, columns, strict=True)]
+        blocks.append({policy: suite_mean(metric, cells, names) for policy, cells in policies.items()})
+    return [_marked_column(metric, *block, competing) for block in zip(heads, blocks, strict=True)]
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:

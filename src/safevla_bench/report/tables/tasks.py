@@ -130,8 +130,8 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     rows: list[_Effect] = []
     for template in [*dict.fromkeys(names), "all"]:
         successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
-        columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
-        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k, in_phases)) for k in columns]
+        compared = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
+        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k, in_phases)) for k in compared]
         rows += [own for spec, own in effects if (own.on or own.off) and (own.removed or _is_compared(spec))]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))

@@ -155,6 +155,12 @@ class EpisodeIndex:
             picked |= _read_wanted(source, wanted, None if self.kept is None else self.kept[number])
         return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
 
+    def read_episode(self, index: int) -> Batch:
+        """Return the episode at an index; raises as `read_episodes` does."""
+        episode = self.read_episodes([index])
+        assert episode is not None
+        return episode
+
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
         """Return all episodes in order: those at `indices` with their records, others with only header and length."""
         chosen = sorted(set(indices))
