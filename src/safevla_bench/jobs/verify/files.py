@@ -32,17 +32,8 @@ from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.memory import limit_memory
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.found import FOLDER as FOUND
-from safevla_bench.sources.runs import folder
+from safevla_bench.sources.runs import folder, parts
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
-from safevla_bench.sources.runs.parts import (
-    RAW,
-    changed_files,
-    changed_parts,
-    episode_rows,
-    has_raw,
-    later_files,
-    record_files,
-)
 from safevla_bench.tasks.identity import OFFICIAL, is_own_task, judge_identity
 from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, load_json
@@ -117,11 +108,11 @@ def check_files(run: Path) -> list[Finding]:
     those that were judged.
     """
     archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
-    is_raw = has_raw(run) and not archive
+    is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
     try:
-        changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-        others = [mismatch(FILES, detail) for detail in changed_files(run)]
+        changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in parts.changed_parts(run)]
+        others = [mismatch(FILES, detail) for detail in parts.changed_files(run)]
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
     whole = undigested if is_raw else agreement(PARTS, f"{len(archive)} {said}")
@@ -133,14 +124,14 @@ def check_files(run: Path) -> list[Finding]:
 
 
 _JUDGED = (folder.SCORES, folder.SCORES_TABLE, folder.REPORT, RULES)
-_MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES, FOUND, RAW}
+_MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES, FOUND, parts.RAW}
 
 
 def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     if missing := [name for name in pictures if name not in digests]:
         which = f"{len(missing)} of {len(pictures)} have no digest"
-        if (run / folder.MANIFEST).exists() or not has_raw(run):
+        if (run / folder.MANIFEST).exists() or not parts.has_raw(run):
             again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
             yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make them again: {again}")
         else:
@@ -175,7 +166,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 def check_code(run: Path) -> Iterator[Finding]:
     """Compare the code in run.json with that of the episodes, and with the code here; open if it is not one code."""
     try:
-        codes = {row.code or UNKNOWN for row in episode_rows(run) if row.outcome != "crashed"}
+        codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # another check reports the damage
         return
     written, here = folder.recorded_code(folder.read_description(run)), describe_code()
@@ -211,7 +202,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
     Damaged episodes are in its `problems`, and so are those whose id is also in an earlier file. Raises `RunError` if a
     raw row is damaged.
     """
-    scan = Scan(record_files(source) if source.is_dir() else [source])
+    scan = Scan(parts.record_files(source) if source.is_dir() else [source])
     standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
     index = scan.index()
     return replace(index, problems=(*index.problems, *_find_repeated(index))), tuple(standin)
@@ -231,10 +222,10 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     Returns one finding per difference, or one if all agree; a missing or damaged table is a mismatch.
     """
     has_table = (run / folder.EPISODES).exists()
-    if not has_table and not has_raw(run):
+    if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
     try:
-        rows = episode_rows(run)
+        rows = parts.episode_rows(run)
     except RunError as error:
         return [mismatch(EPISODES, str(error))]
     table = folder.EPISODES if has_table else "raw"
@@ -481,7 +472,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
     written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
         expected = render_report(judged, page_folder=run).encode()
-        later = later_files(run, folder.REPORT) if written != expected else []
+        later = parts.later_files(run, folder.REPORT) if written != expected else []
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"made again with the same bytes; to add what came later: {command}")
     except SafevlaError as error:

@@ -13,17 +13,8 @@ from safevla_bench.judging.metrics import Summary, TaskRates
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Bools, Scores, SpecColumn
+from safevla_bench.report.tables import columns
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.columns import (
-    COUNT,
-    DASH,
-    SUITE,
-    WILSON,
-    lost_columns,
-    lost_notes,
-    metric_cell,
-    rate_cell,
-)
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
@@ -39,15 +30,15 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
         (
             text_column("Policy", lambda row: _task_policy_cell(row, roster)),
-            SUITE,
+            columns.SUITE,
             text_column("Task", lambda row: row.task_id if isinstance(row, TaskRates) else "all"),
-            COUNT,
+            columns.COUNT,
             *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
-            *lost_columns(cells),
+            *columns.lost_columns(cells),
         ),
         name="tasks",
-        notes=(WILSON, *lost_notes(cells)),
-        dash=DASH,
+        notes=(columns.WILSON, *columns.lost_notes(cells)),
+        dash=columns.DASH,
     )
 
 
@@ -63,9 +54,9 @@ def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
 
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
     if isinstance(row, Summary):
-        return metric_cell(metric, row)
+        return columns.metric_cell(metric, row)
     why = "no episode" if not row.n and (metric is SR or not row.unjudged) else NO_VERDICT
-    return rate_cell(getattr(row, metric.key), why, n=row.n)
+    return columns.rate_cell(getattr(row, metric.key), why, n=row.n)
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
