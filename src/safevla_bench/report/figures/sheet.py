@@ -38,49 +38,28 @@ INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
-DASHES: tuple[Dash, ...] = (
-    "-",
-    (0, (4, 1.5)),
-    (0, (1, 1)),
-    (0, (5, 1.2, 1, 1.2)),
-    (0, (2, 1)),
-    (0, (7, 2)),
-    (0, (3, 1, 1, 1, 1, 1)),
-    (0, (1, 2.5)),
-)
+_GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
+DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
 _SETTINGS: Mapping[str, object] = {
-    "font.family": ["DejaVu Sans"],
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), BODY),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "text.parse_math": False,  # a name may contain a dollar sign
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "grid.color": LINE,
-    "legend.frameon": False,
+    "font.family": ["DejaVu Sans"],
+    "figure.titlesize": TITLE,
+    "legend.fontsize": SMALL,
     "legend.borderpad": 0.0,
     "legend.borderaxespad": 0.7,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.4,
     "svg.fonttype": "path",
     "svg.hashsalt": "safevla-bench",
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
-    "font.size": BODY,
-    "axes.titlesize": BODY,
-    "axes.labelsize": BODY,
-    "xtick.labelsize": BODY,
-    "ytick.labelsize": BODY,
-    "figure.titlesize": TITLE,
-    "legend.fontsize": SMALL,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "grid.linewidth": 0.4,
 }
 
 

@@ -150,32 +150,22 @@ def _greek_name(letter: str) -> str:
     return name.lower() if letter.islower() else name.title()
 
 
+_TEXT_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+_MATH_NAMES = {"×": "times", "≥": "geq", "≤": "leq", "±": "pm", "∞": "infty", "·": "cdot"}
 _SPECIAL: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    **{character: rf"\text{name}{{}}" for character, name in _TEXT_NAMES.items()},
+    **{character: rf"$\{name}$" for character, name in _MATH_NAMES.items()},
+    **{character: f"{{{character}}}" for character in "*[]"},  # \\* is another command, even across lines
     '"': r"{\char34}",
-    "*": "{*}",  # \\* is a command of its own, even across lines
-    "[": "{[}",
-    "]": "{]}",
     "—": "---",
     "–": "--",
     "†": r"\dag{}",
-    "×": r"$\times$",
     "°": r"$^\circ$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
     "−": "$-$",
-    "±": r"$\pm$",
-    "∞": r"$\infty$",
     "²": r"$^2$",
     "³": r"$^3$",
-    "·": r"$\cdot$",
     "\N{NO-BREAK SPACE}": "~",
     "\N{SOFT HYPHEN}": "{}",
 }
