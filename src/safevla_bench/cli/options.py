@@ -366,4 +366,4 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from safevla_bench.report.tables.table import tabulate, text_column
 
     columns = [text_column(name, itemgetter(k)) for k, name in enumerate(head)]
-    click.echo(render_text(tabulate("", rows, columns)).lstrip("\n"), nl=False)
+    click.echo(render_text(tabulate("", rows, *columns)).lstrip("\n"), nl=False)

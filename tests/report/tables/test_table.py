@@ -65,7 +65,7 @@ def test_the_only_suite_stands_in_every_form(form):
 
 def test_tabulate_makes_a_row_of_each_item_and_leaves_out_columns_that_are_none():
     columns = (text_column("Name", str), None, Column("n", "its size", len), Column("None", value=lambda _: NO_VALUE))
-    table = tabulate("Words", ["a", "bc"], columns, notes=("", "Two."), dash="A dash.")
+    table = tabulate("Words", ["a", "bc"], *columns, notes=("", "Two."), dash="A dash.")
     assert [column.name for column in table.columns] == ["Name", "n", "None"]
     assert [[cell.text for cell in row] for row in table.rows] == [["a", "1", "—"], ["bc", "2", "—"]]
     assert [row[1].value for row in table.rows] == [1, 2]

@@ -161,13 +161,11 @@ def headline_table(
     return tabulate(
         "Headline numbers",
         [*cells, *pooled],
-        (
-            text_column("Policy", policy_cell),
-            text_column("Suite", suite_cell),
-            Column("n", "episodes that ran to their end", format_count),
-            *metric_columns((SR, SAFETY, SBU, VSI)),
-            *lost_columns(cells),
-        ),
+        text_column("Policy", policy_cell),
+        text_column("Suite", suite_cell),
+        Column("n", "episodes that ran to their end", format_count),
+        *metric_columns((SR, SAFETY, SBU, VSI)),
+        *lost_columns(cells),
         name="headline",
         notes=(
             describe_intervals(cells),
@@ -193,7 +191,10 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
     return tabulate(
         "Unsafe successes and severity",
         cells,
-        (roster.policy_column(), SUITE, COUNT, *metric_columns((UNSAFE_SUCCESS, VSI, VSI_UNSAFE))),
+        roster.policy_column(),
+        SUITE,
+        COUNT,
+        *metric_columns((UNSAFE_SUCCESS, VSI, VSI_UNSAFE)),
         name="severity",
         notes=(describe_intervals(cells),),
         dash=DASH,
@@ -213,17 +214,15 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     return tabulate(
         f"Violation rates by specification{': ' if title else ''}{title}",
         cells,
-        (
-            roster.policy_column(),
-            SUITE,
-            COUNT,
-            Column("Unsafe %", "episodes that violate any of them", _unsafe_cell),
-            *(
-                Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
-                for spec_id, axis in specs.items()
-            ),
-            *lost_columns(cells),
+        roster.policy_column(),
+        SUITE,
+        COUNT,
+        Column("Unsafe %", "episodes that violate any of them", _unsafe_cell),
+        *(
+            Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
+            for spec_id, axis in specs.items()
         ),
+        *lost_columns(cells),
         name=table_file_name("violations", title),
         notes=(
             WILSON,
@@ -265,16 +264,14 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     return tabulate(
         "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
-        (
-            text_column("Specification", lambda spec: spec.spec_id),
-            Column("Violated", "of the judged episodes in the cell", partial(_violated_cell, cell)),
-            Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
-            Column("of active", "of the episodes where it applies", judged(_active_cell)),
-            Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
-            Column("Depth", "mean where it applies, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
-            Column("Vacuous", "applies, but its condition never arose", lambda spec: spec.vacuous),
-            Column("Inactive", "does not apply, or was not measured", lambda spec: sum(spec.inactive.values())),
-        ),
+        text_column("Specification", lambda spec: spec.spec_id),
+        Column("Violated", "of the judged episodes in the cell", partial(_violated_cell, cell)),
+        Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
+        Column("of active", "of the episodes where it applies", judged(_active_cell)),
+        Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
+        Column("Depth", "mean where it applies, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
+        Column("Vacuous", "applies, but its condition never arose", lambda spec: spec.vacuous),
+        Column("Inactive", "does not apply, or was not measured", lambda spec: sum(spec.inactive.values())),
         notes=(
             "An episode counts once for each specification that it violates.",
             stopped if cell.stopped_on_violation else "",
@@ -412,14 +409,12 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     table = tabulate(
         f"Main results: {title}" if title else "Main results",
         policies,
-        (
-            text_column("Policy", roster.policy_cell),
-            text_column("Training", lambda policy: roster.training_kind(policy, names[0])),
-            text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
-            Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
-            *blocks,
-            *lost_columns(main_cells, lambda policy: policies[policy].values()),
-        ),
+        text_column("Policy", roster.policy_cell),
+        text_column("Training", lambda policy: roster.training_kind(policy, names[0])),
+        text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
+        Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
+        *blocks,
+        *lost_columns(main_cells, lambda policy: policies[policy].values()),
         name=table_file_name("main", title),
     )
     several = [
@@ -497,14 +492,12 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
     return tabulate(
         "Auxiliary results, outside every mean",
         auxiliary_cells,
-        (
-            text_column("Policy", lambda cell: roster.policy_cell(cell.policy)),
-            text_column("Training", lambda cell: roster.training_kind(cell.policy, cell.suite)),
-            SUITE,
-            COUNT,
-            *metric_columns((SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
-            *lost_columns(auxiliary_cells),
-        ),
+        text_column("Policy", lambda cell: roster.policy_cell(cell.policy)),
+        text_column("Training", lambda cell: roster.training_kind(cell.policy, cell.suite)),
+        SUITE,
+        COUNT,
+        *metric_columns((SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
+        *lost_columns(auxiliary_cells),
         name="auxiliary",
         notes=(describe_intervals(auxiliary_cells), *lost_notes(auxiliary_cells)),
         dash=DASH,

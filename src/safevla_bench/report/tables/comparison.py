@@ -54,7 +54,7 @@ def difference_table(comparison: Comparison) -> Table:
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     title += ", across physics versions" if comparison.across_versions else ""
     rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
-    return tabulate(title, rows, columns, notes=_difference_notes(comparison))
+    return tabulate(title, rows, *columns, notes=_difference_notes(comparison))
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
@@ -220,7 +220,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         f"{format_compact(100 * report.confidence)} % on these tasks: each is at "
         f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
-    return tabulate("What changes of the suites do", report.changes, columns, notes=(together, *notes))
+    return tabulate("What changes of the suites do", report.changes, *columns, notes=(together, *notes))
 
 
 def _difference_cell(row: Change, metric: Metric) -> Cell:

@@ -272,7 +272,7 @@ def _scope_table(
 ) -> Table:
     title, lead = _title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
-        return tabulate(title, compared, _pair_columns(comparison), notes=notes)
+        return tabulate(title, compared, *_pair_columns(comparison), notes=notes)
     has_ranks = any(standing.ranks for standing in lead.standings)
     columns = (
         text_column("Policy", lambda policy: policy),
@@ -281,7 +281,7 @@ def _scope_table(
     )
     shared = f"Rank: from 1 + the policies shown to be better in {METRICS[lead.metric].label} on these tasks."
     picked = "Best and worst are picked after the fact: ranks allow for that, values and their intervals do not."
-    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_ranks else "", picked))
+    return tabulate(title, comparison.policies, *columns, notes=(*notes, shared if has_ranks else "", picked))
 
 
 def format_ranks(ranks: tuple[int, int] | None) -> str:
@@ -422,7 +422,7 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
         f"which policy is taken: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
-    return tabulate(title, selection.candidates, columns, notes=(together, *notes), remarks=remarks)
+    return tabulate(title, selection.candidates, *columns, notes=(together, *notes), remarks=remarks)
 
 
 def _condition_columns(k: int, gate: Gate) -> tuple[Column, Column]:

@@ -40,21 +40,19 @@ def episode_list_table(
     return tabulate(
         _count_verdicts(selected, total, spec_id),
         rows,
-        (
-            *_number_columns(rows),
-            text_column("Outcome", lambda row: row.episode.outcome),
-            text_column("Safe", _format_safe),
-            Column("VSI", value=lambda row: Cell.number(row.episode.vsi, 3)),
-            None
-            if spec_id
-            else text_column("Worst specification", lambda row: row.margin.spec if row.margin else NO_VALUE),
-            Column("Margin", value=_margin_cell),
-            text_column("Broken at", _format_first_time),
-            text_column("Bodies", _format_bodies) if with_bodies else None,
-            text_column("Firm", lambda row: row.firmness.mark if row.firmness else NO_VALUE)
-            if any(row.firmness for row in rows)
-            else None,
-        ),
+        *_number_columns(rows),
+        text_column("Outcome", lambda row: row.episode.outcome),
+        text_column("Safe", _format_safe),
+        Column("VSI", value=lambda row: Cell.number(row.episode.vsi, 3)),
+        None
+        if spec_id
+        else text_column("Worst specification", lambda row: row.margin.spec if row.margin else NO_VALUE),
+        Column("Margin", value=_margin_cell),
+        text_column("Broken at", _format_first_time),
+        text_column("Bodies", _format_bodies) if with_bodies else None,
+        text_column("Firm", lambda row: row.firmness.mark if row.firmness else NO_VALUE)
+        if any(row.firmness for row in rows)
+        else None,
         notes=(
             _count_kinds(rows) if with_bodies else "",
             *(f"{row.position} {row.why}" for row in rows if row.why),
@@ -119,13 +117,11 @@ def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
     return tabulate(
         "Kept",
         clauses,
-        (
-            text_column("Specification", lambda clause: clause.spec.spec_id),
-            Column("Nearest", value=lambda clause: clause.chart.format_value(clause.worst.step)),
-            Column("Limit", value=lambda clause: clause.chart.limit_text),
-            Column("Margin", value=format_margin),
-            Column("At", value=lambda clause: f"{format_fixed(clause.worst.time_s, 2)} s"),
-        ),
+        text_column("Specification", lambda clause: clause.spec.spec_id),
+        Column("Nearest", value=lambda clause: clause.chart.format_value(clause.worst.step)),
+        Column("Limit", value=lambda clause: clause.chart.limit_text),
+        Column("Margin", value=format_margin),
+        Column("At", value=lambda clause: f"{format_fixed(clause.worst.time_s, 2)} s"),
     )
 
 
@@ -134,7 +130,7 @@ def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> T
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
-    return tabulate("Not judged", unjudged, columns)
+    return tabulate("Not judged", unjudged, *columns)
 
 
 def format_margin(spec_trace: SpecTrace) -> str:
@@ -158,13 +154,11 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     return tabulate(
         f"{len(answers)} episodes: {tally}; {format_formula(formula)}",
         answers,
-        (
-            *_number_columns(answers),
-            text_column("Verdict", lambda answer: answer.verdict),
-            Column("ρ", value=lambda answer: Cell(_format_rho(answer), answer.rho)),
-            text_column("Decided at", _decision_cell),
-            text_column("Signals there, or why not", _format_signals),
-        ),
+        *_number_columns(answers),
+        text_column("Verdict", lambda answer: answer.verdict),
+        Column("ρ", value=lambda answer: Cell(_format_rho(answer), answer.rho)),
+        text_column("Decided at", _decision_cell),
+        text_column("Signals there, or why not", _format_signals),
         remarks=provenance_marks.warn_of_episodes(map(_STANDINS, answers)),
     )
 
@@ -214,14 +208,12 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
             (*names, Rate.of(flags.count(True), len(flags) - flags.count(None)), flags.count(None))
             for names, flags in groups.items()
         ],
-        (
-            text_column("Suite", lambda row: row[0]),
-            text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
-            Column("n", value=lambda row: row[2].n),
-            Column("Errors", "outside n", lambda row: Cell.fault(row[3])),
-            Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
-            *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
-        ),
+        text_column("Suite", lambda row: row[0]),
+        text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
+        Column("n", value=lambda row: row[2].n),
+        Column("Errors", "outside n", lambda row: Cell.fault(row[3])),
+        Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
+        *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
         notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
     )
 
@@ -238,14 +230,12 @@ def replay_table(batch: Batch) -> Table | None:
     return tabulate(
         "Replays",
         rows,
-        (
-            text_column("Episode", lambda row: row[0].episode_id),
-            text_column("Recorded as", lambda row: str(row[1]["episode"])),
-            text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
-            Column("States", "how many were compared", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
-            Column("Diverges by", "at most, and which body or joint", lambda row: _largest_cell(row[1])),
-            text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
-        ),
+        text_column("Episode", lambda row: row[0].episode_id),
+        text_column("Recorded as", lambda row: str(row[1]["episode"])),
+        text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
+        Column("States", "how many were compared", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
+        Column("Diverges by", "at most, and which body or joint", lambda row: _largest_cell(row[1])),
+        text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
 

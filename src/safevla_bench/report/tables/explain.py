@@ -53,16 +53,14 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
     return tabulate(
         "Violations by kind of body",
         rows,
-        (
-            POLICY,
-            SUITE,
-            text_column("Specification", lambda row: row.spec.spec_id),
-            text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-            Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
-            Column("%", "of its episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
-            Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
-            text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
-        ),
+        POLICY,
+        SUITE,
+        text_column("Specification", lambda row: row.spec.spec_id),
+        text_column("Kind of body", lambda row: format_kinds(row.kinds)),
+        Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
+        Column("%", "of its episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
+        Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
+        text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
         name="bodies",
         notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
         dash=DASH,
@@ -111,16 +109,12 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     return tabulate(
         "Time in violation",
         rows,
-        (
-            POLICY,
-            SUITE,
-            text_column("Limit", lambda row: row.of.spec_id),
-            Column("n", "episodes judged by it", lambda row: row.of.violation_s.n),
-            Column(
-                "In violation", "seconds an episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)
-            ),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
-        ),
+        POLICY,
+        SUITE,
+        text_column("Limit", lambda row: row.of.spec_id),
+        Column("n", "episodes judged by it", lambda row: row.of.violation_s.n),
+        Column("In violation", "seconds an episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
+        Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
             "A record counts as one control step. What was pushed away stays in violation until it is put back.",
             "Below each mean its 95 % interval, for any times up to the longest horizon of the cell (Gaffke).",
@@ -144,21 +138,16 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     return tabulate(
         "When violations begin, and near misses",
         [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
-        (
-            POLICY,
-            SUITE,
-            text_column("Limit", lambda row: row.of.spec_id),
-            Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
-            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
-            *(
-                Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %")
-                for at_s in times
-            ),
-            Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
-            Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
-            Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
-            Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
-        ),
+        POLICY,
+        SUITE,
+        text_column("Limit", lambda row: row.of.spec_id),
+        Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
+        Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
+        *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times),
+        Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
+        Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
+        Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
+        Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
             "success or in failure. Episodes cut short without a violation count until then, as if cut at random.",
@@ -192,19 +181,17 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
-        (
-            text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
-            text_column("Ours", lambda row: row.clause, "a violation of this specification"),
-            COUNT,
-            Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
-            Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
-            Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
-            Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
-            Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "none to compare")),
-            Column("κ", "Cohen's kappa", _kappa_cell),
-            Column("No label", "unknown by theirs, outside n", lambda row: row.unlabeled),
-            Column("Undecided", "unknown by ours or inactive, outside n", lambda row: row.undecided),
-        ),
+        text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
+        text_column("Ours", lambda row: row.clause, "a violation of this specification"),
+        COUNT,
+        Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
+        Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
+        Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
+        Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
+        Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "none to compare")),
+        Column("κ", "Cohen's kappa", _kappa_cell),
+        Column("No label", "unknown by theirs, outside n", lambda row: row.unlabeled),
+        Column("Undecided", "unknown by ours or inactive, outside n", lambda row: row.undecided),
         name="agree",
         notes=(
             f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance.",
@@ -225,12 +212,10 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
     return tabulate(
         "Episodes of disagreement",
         rows,
-        (
-            text_column("Episode", lambda row: scores.episode_id[row.episode]),
-            text_column("Policy", lambda row: scores.policy[row.episode] or UNNAMED),
-            text_column("Theirs", _describe_label),
-            text_column("Ours", lambda row: _describe_verdict(scores, row.episode)),
-        ),
+        text_column("Episode", lambda row: scores.episode_id[row.episode]),
+        text_column("Policy", lambda row: scores.policy[row.episode] or UNNAMED),
+        text_column("Theirs", _describe_label),
+        text_column("Ours", lambda row: _describe_verdict(scores, row.episode)),
         name="disagree",
     )
 

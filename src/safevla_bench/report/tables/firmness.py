@@ -52,13 +52,11 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
     return tabulate(
         result.cause,
         list(dict.fromkeys((*sides[0], *sides[1]))),
-        (
-            text_column("Specification", lambda spec_id: spec_id),
-            Column("Margin", "recorded", partial(margin, 0)),
-            Column("Margin without", value=partial(margin, 1)),
-            text_column("Broken at", partial(first, 0)),
-            text_column("Broken without", partial(first, 1)),
-        ),
+        text_column("Specification", lambda spec_id: spec_id),
+        Column("Margin", "recorded", partial(margin, 0)),
+        Column("Margin without", value=partial(margin, 1)),
+        text_column("Broken at", partial(first, 0)),
+        text_column("Broken without", partial(first, 1)),
         notes=("First the episode was replayed unchanged, which reproduced the record bit for bit.",),
         name="counterfactual",
     )
@@ -90,12 +88,10 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
     fragile = tabulate(
         "Episodes whose verdict is not firm",
         shown[: len(shown) - more],
-        (
-            text_column("Episode", lambda episode: episode.recorded.episode_id),
-            text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
-            text_column("Mark", lambda episode: episode.mark),
-            text_column("Why", lambda episode: episode.reason),
-        ),
+        text_column("Episode", lambda episode: episode.recorded.episode_id),
+        text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
+        text_column("Mark", lambda episode: episode.mark),
+        text_column("Why", lambda episode: episode.reason),
         notes=(f"{more} more: --full." if more else "",),
         name="firmness-episodes",
     )
@@ -112,18 +108,16 @@ def clause_table(
     return tabulate(
         "Verdicts under varied physics",
         rows,
-        (
-            text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
-            text_column("Specification", lambda row: row.spec_id),
-            Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
-            Column("Firm", "episodes that no variation flips", lambda row: row.firm),
-            Column("Fragile", "episodes that some flips", lambda row: row.fragile),
-            Column("Fragile %", "of both, exact 95 %", _fragile_share),
-            Column("Off path", "censored episodes, in no share", lambda row: row.censored),
-            Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
-            Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
-            text_column("Flipped by", _list_variations),
-        ),
+        text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
+        text_column("Specification", lambda row: row.spec_id),
+        Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
+        Column("Firm", "episodes that no variation flips", lambda row: row.firm),
+        Column("Fragile", "episodes that some flips", lambda row: row.fragile),
+        Column("Fragile %", "of both, exact 95 %", _fragile_share),
+        Column("Off path", "censored episodes, in no share", lambda row: row.censored),
+        Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
+        Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
+        text_column("Flipped by", _list_variations),
         notes=(
             f"A replay leaves its path where hand or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
             "recorded place. "

@@ -56,10 +56,8 @@ def exclusion_table(
     return tabulate(
         "What was not scored, and why",
         rows,
-        (
-            *(text_column(name, itemgetter(k)) for k, name in enumerate(("What", "Where", "Why"))),
-            Column("Episodes", value=lambda row: NO_VALUE if row[3] is None else row[3]),
-        ),
+        *(text_column(name, itemgetter(k)) for k, name in enumerate(("What", "Where", "Why"))),
+        Column("Episodes", value=lambda row: NO_VALUE if row[3] is None else row[3]),
         notes=() if rows else ("Every specification was judged in every episode.",),
     )
 
@@ -140,15 +138,13 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate(
         "Gates",
         checked.outcomes,
-        (
-            text_column("Policy", lambda row: row.policy or "all"),
-            text_column("Suite", lambda row: row.suite or "all"),
-            text_column("Gate", _gate_name),
-            COUNT,
-            Column(level or "Value", value=_value_cell, group="Value" if level else ""),
-            text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
-            text_column("Why", lambda row: row.reason),
-        ),
+        text_column("Policy", lambda row: row.policy or "all"),
+        text_column("Suite", lambda row: row.suite or "all"),
+        text_column("Gate", _gate_name),
+        COUNT,
+        Column(level or "Value", value=_value_cell, group="Value" if level else ""),
+        text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
+        text_column("Why", lambda row: row.reason),
         notes=(*checked.notes, *remarks),
         remarks=checked.warnings,
     )

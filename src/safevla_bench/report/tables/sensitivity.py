@@ -103,7 +103,7 @@ def _pooled_table(
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
     columns = [text_column("", lambda k: names[k]), *(policy_column(*item) for item in safety.items())]
-    return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(names)), columns, remarks=remarks))
+    return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(names)), *columns, remarks=remarks))
 
 
 # Cells under each variant or threshold
@@ -147,7 +147,9 @@ def variant_table(
             for curve in ablation.curves
             for variant, point in zip(ablation.variants, curve.points, strict=True)
         ],
-        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.name), *_RATE_COLUMNS),
+        *_CELL_COLUMNS,
+        text_column("Variant", lambda row: row.name),
+        *_RATE_COLUMNS,
         notes=(_SAME_SR, _INTERVALS, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
     )
@@ -185,15 +187,13 @@ def reading_table(comparison: ReadingComparison) -> Table:
             for cell in comparison.cells
             for name, point in zip(comparison.readings, cell.points, strict=True)
         ],
-        (
-            *_CELL_COLUMNS,
-            text_column("Reading", lambda row: row.name),
-            Column("all", "verdicts", _changed_cell, group="Changed"),
-            Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
-            Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
-            *_RATE_COLUMNS,
-            text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
-        ),
+        *_CELL_COLUMNS,
+        text_column("Reading", lambda row: row.name),
+        Column("all", "verdicts", _changed_cell, group="Changed"),
+        Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
+        Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
+        *_RATE_COLUMNS,
+        text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
         notes=(
             f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
             "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
@@ -247,14 +247,12 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
     return tabulate(
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
         [_Ranked(variant, item) for variant in ranking.variants for item in variant.differences],
-        (
-            text_column("Variant", lambda row: row.variant.variant),
-            text_column("A", lambda row: row.of.first),
-            text_column("B", lambda row: row.of.second),
-            *difference_columns(level, "Safety over all suites, in points"),
-            text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
-            text_column("Order", _order_cell),
-        ),
+        text_column("Variant", lambda row: row.variant.variant),
+        text_column("A", lambda row: row.of.first),
+        text_column("B", lambda row: row.of.second),
+        *difference_columns(level, "Safety over all suites, in points"),
+        text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
+        text_column("Order", _order_cell),
         notes=(
             f"Differences are of {pairing}. Better: under each variant, adjusted for the number of pairs.",
             f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
@@ -358,12 +356,10 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> T
     return tabulate(
         "Means of each host next to the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],
-        (
-            text_column("Host", lambda row: row[0].host),
-            Column("Cells", "policy × suite", lambda row: row[0].cells),
-            text_column("Variant", lambda row: row[1].name),
-            *(column for metric in _METRICS for column in _mean_columns(metric)),
-        ),
+        text_column("Host", lambda row: row[0].host),
+        Column("Cells", "policy × suite", lambda row: row[0].cells),
+        text_column("Variant", lambda row: row[1].name),
+        *(column for metric in _METRICS for column in _mean_columns(metric)),
         notes=_mean_notes(means),
         remarks=ablation.warnings,
         name="host-means",

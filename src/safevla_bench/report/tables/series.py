@@ -26,13 +26,11 @@ def series_table(compared: SeriesComparison) -> Table:
     return tabulate(
         "Runs in the order of their labels",
         rows,
-        (
-            text_column("Run", lambda row: row[1].policy if several else row[1].name),
-            text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
-            Column("n", value=lambda row: row[1].n),
-            *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
-            *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
-        ),
+        text_column("Run", lambda row: row[1].policy if several else row[1].name),
+        text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
+        Column("n", value=lambda row: row[1].n),
+        *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
+        *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
         notes=(PAPER_INTERVALS if bootstrap else INTERVALS, *_gain_notes(compared)),
         dash=DASH,
         name="series",

@@ -135,8 +135,7 @@ class Table:
 def tabulate(
     title: str,
     rows: Iterable[object],
-    columns: Iterable[Column | None],
-    *,
+    *columns: Column | None,
     notes: Iterable[str] = (),
     dash: str = "",
     name: str = "",

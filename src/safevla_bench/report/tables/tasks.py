@@ -28,14 +28,12 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
     return tabulate(
         "Results by task",
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
-        (
-            text_column("Policy", lambda row: _task_policy_cell(row, roster)),
-            columns.SUITE,
-            text_column("Task", lambda row: row.task_id if isinstance(row, TaskRates) else "all"),
-            columns.COUNT,
-            *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
-            *columns.lost_columns(cells),
-        ),
+        text_column("Policy", lambda row: _task_policy_cell(row, roster)),
+        columns.SUITE,
+        text_column("Task", lambda row: row.task_id if isinstance(row, TaskRates) else "all"),
+        columns.COUNT,
+        *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
+        *columns.lost_columns(cells),
         name="tasks",
         notes=(columns.WILSON, *columns.lost_notes(cells)),
         dash=columns.DASH,
@@ -67,11 +65,9 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
     return tabulate(
         "Specifications that apply to each task",
         [_active_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
-        (
-            *(text_column(name, itemgetter(k)) for k, name in enumerate(("Suite", "Task", "Template"))),
-            Column("Active", "scored specifications that apply", itemgetter(3)),
-            text_column("Inactive, and why", itemgetter(4)),
-        ),
+        *(text_column(name, itemgetter(k)) for k, name in enumerate(("Suite", "Task", "Template"))),
+        Column("Active", "scored specifications that apply", itemgetter(3)),
+        text_column("Inactive, and why", itemgetter(4)),
         name="active",
     )
 
@@ -129,15 +125,13 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     return tabulate(
         "What the applicability registry removes",
         rows,
-        (
-            text_column("Template", lambda row: Cell(row.template, emphasis="" if row.spec_id else "total")),
-            text_column("Specification", lambda row: row.spec_id or "any scored"),
-            Column("Successes", value=lambda row: row.successes),
-            Column("With the registry", "successes that violate it", lambda row: row.on),
-            Column("Without", "the same as if there were no tags", lambda row: row.off),
-            Column("Removed", "violations where it does not apply", lambda row: row.removed),
-            text_column("Why it does not apply", lambda row: row.why),
-        ),
+        text_column("Template", lambda row: Cell(row.template, emphasis="" if row.spec_id else "total")),
+        text_column("Specification", lambda row: row.spec_id or "any scored"),
+        Column("Successes", value=lambda row: row.successes),
+        Column("With the registry", "successes that violate it", lambda row: row.on),
+        Column("Without", "the same as if there were no tags", lambda row: row.off),
+        Column("Removed", "violations where it does not apply", lambda row: row.removed),
+        text_column("Why it does not apply", lambda row: row.why),
         name="applicability",
         notes=(
             "In successful episodes only.",
