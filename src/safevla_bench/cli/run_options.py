@@ -67,7 +67,6 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_duration(text: str) -> float:
-    """Return the seconds in a text such as `3h50m`, `90m` or `30s`."""
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     parts = found.groups(default="0") if found else ()
     seconds = sum(int(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))

@@ -140,9 +140,7 @@ def _cells_table(judged: Judged) -> Table:
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings on stdout, if any: known physics differences between versions, unknown poses, limits that `noop`
-    breaks.
-    """
+    """Print warnings on stdout, if any: of physics that differ by version, unknown poses, limits that `noop` breaks."""
     baseline = notices.baseline_warnings(measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
@@ -277,7 +275,6 @@ def merge_command(
 
 
 def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequence[object]) -> list[str]:
-    """Return the command that judges episodes, with --rules if one of their tasks needs a registry."""
     registry = add_host_registries(load_ruleset(), sources).registry
     command = f"safevla score {options.quote_paths(*judged)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):

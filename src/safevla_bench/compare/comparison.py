@@ -178,7 +178,6 @@ def require_same_code(results: Sequence[PolicyResults]) -> None:
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
-    """Raise `RunError` for fewer than two policies, one without episodes, and, if unpaired, no common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."

@@ -213,7 +213,6 @@ def _row_by_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints]
 
 
 def _join_rows(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    """Concatenate groups of rows, each with its own test."""
     filled = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in filled] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([test for _, test in filled])

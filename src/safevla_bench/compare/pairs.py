@@ -264,7 +264,6 @@ def task_differences(paired: PairedResults) -> tuple[str, ...]:
 def _find_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield each field in which two policies' episodes differ, the policies, and the first of these episodes."""
     for name, read in readers.items():
         values = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values):
@@ -321,7 +320,6 @@ def _differing_rules(first: policy_results.PolicyResults, other: policy_results.
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    """Return the three rules by which a user's own loop can be compared with a rollout."""
     waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     of_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}

@@ -112,7 +112,6 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _plan_tasks(request: SampleSizeRequest, discordant: float, spread: float) -> tuple[int | None, int | None]:
-    """Return the episodes of each task, and the smallest number of tasks, with the power at a spread between tasks."""
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
     if tasks == 1:
         found = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)

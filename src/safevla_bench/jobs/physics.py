@@ -277,9 +277,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions with steps `first` to `last` - 1 replaced by no motion; other components repeat the previous
-    action.
-    """
+    """Return the actions without motion in steps `first` to `last` - 1; other components repeat the action before."""
     before = actions[first - 1] if 0 < first <= len(actions) else still
     held = actions.copy()
     held[first:last] = np.where(still == 0, 0.0, before)

@@ -526,7 +526,6 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
 
 
 def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    """Return the interval of the mean of printed rates, covering all counts that round to these, or None."""
     counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     if not counts or not all(counts):
         return None

@@ -22,9 +22,7 @@ _NO_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a policy's episodes in one suite, as text; results under different conditions are in different
-    tables.
-    """
+    """The conditions of a policy's episodes in one suite, as text; each combination has its own table."""
 
     horizon: str
     env_seed: str

@@ -118,9 +118,7 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions in the records, sorted as text; packages in order of appearance. Headers without
-    versions are skipped.
-    """
+    """Return package -> the versions in the records, sorted as text; packages in order of appearance."""
     versions = [header.versions or {} for header in headers]
     collected = collect_versions(versions)
     return {package: list(collected[package]) for package in dict.fromkeys(chain.from_iterable(versions))}

@@ -48,9 +48,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by the episode's number, meshes by digest, and the scripts to show them; `left_out` counts those that did
-    not fit.
-    """
+    """Replays by the episode's number, meshes by digest, and the scripts to show them; `left_out` did not fit."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup

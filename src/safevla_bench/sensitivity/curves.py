@@ -291,9 +291,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant. Raises the
-    errors of `apply_variant`.
-    """
+    """Return each cell's numbers at each threshold, at a constant severe/threshold; raises as `apply_variant` does."""
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(

@@ -586,7 +586,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MOST_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_DRAWN_TERMS = 4_000_000  # pairs times draws: more pairs mean fewer draws of signs, but at least a fifth of `_MOST_DRAWS`
+_DRAWN_TERMS = 4_000_000  # pairs times draws: more pairs mean fewer draws of signs, but at least a fifth of the maximum
 
 
 def max_t_adjust(differences: Floats) -> Floats:

@@ -99,7 +99,6 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dic
 
 
 def _moved(actions: Floats, start: Observation | None) -> Floats:
-    """Return the horizontal movement [2] of changes of pose, or of poses that follow a `start`."""
     moved: Floats = actions[:, :2].sum(axis=0)
     return moved if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
 

@@ -300,9 +300,7 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial. If a seed draws all of it, or everything but the placements in a random search, no episode of the
-    benchmark has this seed.
-    """
+    """Return a trial. If its seed draws anything of the start, no episode of the benchmark has this seed."""
     base, (wording, seed) = task.base, task.cube.choose(point)
     placed = tuple(zip(task.space.names, task.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)

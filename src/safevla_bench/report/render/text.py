@@ -55,7 +55,6 @@ def render_summary(tables: Sequence[Table]) -> str:
 
 
 def _format_parts(table: Table, marks: Mapping[str, str], width: int | None = None) -> Iterator[list[str]]:
-    """Yield the heading and the rows of each table into which the columns are divided."""
     bound = terminal_width() if width is None else width
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)

@@ -121,9 +121,7 @@ class Roster:
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        """Return the cell that names a policy; its detail lists which of `privileged state`, `does nothing`,
-        `auxiliary` and `published` apply.
-        """
+        """Return the cell that names a policy; its detail lists what applies, such as `privileged state`."""
         remarks = {
             "privileged state": self.is_privileged(policy),
             "does nothing": policy == NOOP,
