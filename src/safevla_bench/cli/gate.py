@@ -199,6 +199,5 @@ def select_command(
         table = selection_table(selection, (*origin, judged.provenance.to_sentence(digests=False)))
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
-        step = sources.format_command("compare")
-        echo(f"{describe_next(selection)}Next: each pair of policies: {step}")
+        echo(f"{describe_next(selection)}Next: each pair of policies: {sources.format_command('compare')}")
     context.exit(GATE_FAILED if selection.chosen is None else OK if selection.is_established else UNDECIDED)

@@ -181,8 +181,7 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
-    index = episode_list.find_recorded(judged, episode)
-    result = replay_without(judged, index, cause)
+    result = replay_without(judged, episode_list.find_recorded(judged, episode), cause)
     if form == "json":
         options.print_json(result)
         return

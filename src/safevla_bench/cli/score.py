@@ -63,8 +63,8 @@ def score_command(
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):
         if out is not None:
-            place, remedy = Place(file=str(results[0][0])), "Leave out --out: its success rates are printed."
-            raise RunError("there is nothing to judge", remedy=remedy, place=place)
+            remedy = "Leave out --out: its success rates are printed."
+            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0][0])))
         _print_results([file for files in results for file in files], form)
         return
     if out is None:

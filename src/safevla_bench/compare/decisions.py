@@ -217,8 +217,7 @@ def select_policy(
     """
     _require_same_tasks(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
-    states = [header.init_state_index for header in headers]
-    checked = check_gates(scores, gates, states=states)
+    checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     rows = checked.outcomes
     candidates = [
         Candidate(policy=rows[k].policy or UNNAMED, value=rows[k], conditions=rows[k + 1 : k + len(gates)])

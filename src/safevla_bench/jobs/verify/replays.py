@@ -195,8 +195,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     if header.outcome_label not in outcomes:
         differences.append(Deviation.of("outcome", header.outcome, " or ".join(outcomes)))
     if planned and planned.stop_at_success and True in successes[:-1]:
-        beyond = Deviation.of("success", False, True)
-        differences.append(replace(beyond, step=successes.index(True) + 1))
+        differences.append(replace(Deviation.of("success", False, True), step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
         differences.append(Deviation.of("steps", steps, planned.horizon, "plan"))
     return differences

@@ -237,8 +237,7 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
 def _unsafe_cell(cell: Summary) -> Cell:
     if not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    safety = cell.rates[SAFETY.key]
-    return rate_cell(safety.complement, n=cell.n)
+    return rate_cell(cell.rates[SAFETY.key].complement, n=cell.n)
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:

@@ -153,8 +153,7 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
-    several = len(comparison.policies) > 2
-    adjusted = " after adjustment for the pairs of policies" if several else ""
+    adjusted = " after adjustment for the pairs of policies" if len(comparison.policies) > 2 else ""
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
     rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
