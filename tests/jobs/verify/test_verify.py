@@ -187,8 +187,8 @@ def test_a_changed_report_is_found_though_its_digest_was_renewed(run):
     """hostile/16: only a report that is made again shows that its numbers are the run's."""
     forge(run, REPORT, b"100.0", b"99.9")
     (message,) = differing(run).values()
-    assert "99.9" in message.partition("is written")[0]
-    assert "100.0" in message.partition("is written")[2]
+    assert "99.9" in message.partition("is in the file")[0]
+    assert "100.0" in message.partition("is in the file")[2]
     (run / SCORES).unlink()
     add_digests(run, {SCORES: None})
     verification = verify_run(run)
