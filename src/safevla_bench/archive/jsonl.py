@@ -28,18 +28,7 @@ from safevla_bench.text import escape_json
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
-from safevla_recorder.channels import (
-    CHANNELS,
-    NET_FORCE,
-    NET_IMPULSE,
-    NUMERIC,
-    OF_CONTACTS,
-    POSES,
-    ROWS,
-    ChannelSpec,
-    as_fields,
-    recorded_forces,
-)
+from safevla_recorder import channels
 from safevla_recorder.episode import ContactList, EpisodeArrays
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -168,9 +157,9 @@ def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield (name, one value per record) for each recorded family, actions last; record 0 has no action: UNSET."""
     names = list(recording.roles)
-    rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
+    rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
     yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))
-    for spec in POSES:
+    for spec in channels.POSES:
         posed = [names[body] for body in getattr(recording, spec.bodies)]
         yield from [(spec.name, [dict(zip(posed, row, strict=True)) for row in rows[spec]])] if spec in rows else []
     if recording.contacts is not None:
@@ -188,7 +177,7 @@ def _name_gripped(names: Sequence[str], row: int | list[int]) -> object:
 
 def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
     lists: list[list[object]] = [[] for _ in range(recording.records)]
-    recorded = recorded_forces(recording.header.get("forces"))
+    recorded = channels.recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
     for k, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
         numbers = {name: float(values[k]) for name, values in measured.items() if not np.isnan(values[k])}
@@ -199,9 +188,11 @@ def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Seque
 
 _HEADER_FIELDS = Header.__struct_fields__
 _FAMILIES = tuple(
-    spec.name for spec in CHANNELS if spec.name not in ("gripped_body", *OF_CONTACTS) and not spec.is_per_action
+    spec.name
+    for spec in channels.CHANNELS
+    if spec.name not in ("gripped_body", *channels.OF_CONTACTS) and not spec.is_per_action
 )
-_MEASURED = ("force_n", NET_FORCE, "impulse_ns", NET_IMPULSE)
+_MEASURED = ("force_n", channels.NET_FORCE, "impulse_ns", channels.NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
@@ -224,20 +215,20 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index = {name: k for k, name in enumerate(trajectory.body_roles)}
-    channels: dict[str, Any] = {}
-    for spec in (spec for spec in POSES if present[spec.name]):
-        channels[spec.bodies], channels[spec.name] = _read_poses(steps, spec, index)
-    for spec in (spec for spec in ROWS if present.get(spec.name, spec.is_per_action)):
-        channels[spec.name] = _read_rows(steps, spec)
+    arrays: dict[str, Any] = {}
+    for spec in (spec for spec in channels.POSES if present[spec.name]):
+        arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index)
+    for spec in (spec for spec in channels.ROWS if present.get(spec.name, spec.is_per_action)):
+        arrays[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):
-        channels["gripped_body"] = _read_gripped(steps, index)
+        arrays["gripped_body"] = _read_gripped(steps, index)
     recording = EpisodeArrays(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
         roles=trajectory.body_roles,
         records=len(steps),
         contacts=_read_contacts(steps, index) if present["contacts"] else None,
         extra=host_fields,
-        **as_fields(EpisodeArrays, channels),
+        **channels.as_fields(EpisodeArrays, arrays),
     )
     return from_recording(recording)
 
@@ -258,7 +249,7 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
     return all(is_present)
 
 
-def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArray[Any] | None:
+def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel; for one per action, None for a single record, or if no step has the field."""
     first = int(spec.is_per_action)
     if first and getattr(steps[0], spec.name) is not UNSET:
@@ -291,7 +282,7 @@ def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
 
 
 def _read_poses(
-    steps: Sequence[record_schema.Step], spec: ChannelSpec, index: Mapping[str, int]
+    steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
     name = spec.name
     names = list(getattr(steps[0], name))
@@ -315,7 +306,7 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
     }
     has_none = np.isnan(measured["force_n"])
     # Clauses judge the net force if no other force is recorded.
-    measured["force_n"][has_none] = measured[NET_FORCE][has_none]
+    measured["force_n"][has_none] = measured[channels.NET_FORCE][has_none]
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
         a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),

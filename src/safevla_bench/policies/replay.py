@@ -27,8 +27,9 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, RecordedEpisod
 from safevla_bench.sources import foreign
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.trajectory.batch import Batch, Floats
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
+from safevla_recorder.episode import Floats
 
 TOLERANCE = 1e-3  # differences above this count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}

@@ -24,9 +24,9 @@ from safevla_bench.judging.ruleset import NamedRules
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
 from safevla_bench.sources.runs.folder import archive_digest
 from safevla_bench.statistics.intervals import Interval, exact_interval
-from safevla_bench.trajectory.batch import Batch, Bools
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES, EpisodeKey
-from safevla_recorder.episode import Floats
+from safevla_recorder.episode import Bools, Floats
 
 PHYSICS = "sensitivity-physics.json"  # file of a run folder with its replays under varied physics
 LEFT_PATH_M = 0.01

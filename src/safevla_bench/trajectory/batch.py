@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import Place, RecordError, SafevlaError
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.episode import Bools, Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
 """Episode -> seconds from its record 0 to each of its records, [n]; only of episodes with time stamps."""

@@ -8,14 +8,12 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import decode_json
 from safevla_recorder.channels import LARGEST
+from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import TRACKED, multiply, rotate
-
-Floats = NDArray[np.float64]
 
 
 class PartRow(msgspec.Struct, frozen=True):

@@ -18,10 +18,8 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import (
     Batch,
-    Bools,
     Channel,
     Contacts,
-    Ints,
     Poses,
     batch_channels,
     batch_of_headers,
@@ -42,7 +40,7 @@ from safevla_recorder.channels import (
     ChannelSpec,
     as_fields,
 )
-from safevla_recorder.episode import ContactList, EpisodeArrays, add_header_field
+from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field
 
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 

@@ -33,7 +33,7 @@ from safevla_bench.files import open_input, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
 from safevla_bench.text import load_json
-from safevla_bench.trajectory.batch import Floats
+from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:

@@ -42,7 +42,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.sources.foreign import hdf5_child
 from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
 from safevla_bench.sources.logs.records import translated_errors
-from safevla_bench.trajectory.batch import Floats
+from safevla_recorder.episode import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

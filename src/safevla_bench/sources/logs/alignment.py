@@ -16,23 +16,12 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import REMEDY_LARGE, refuse_field
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs.clocks import Ints, Stamps, Times, find_placeless, place_messages
+from safevla_bench.sources.logs import records
+from safevla_bench.sources.logs.clocks import Stamps, Times, find_placeless, place_messages
 from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, TransformTree
-from safevla_bench.sources.logs.names import Floats
-from safevla_bench.sources.logs.records import (
-    MAX_NUMBERS,
-    Bools,
-    Columns,
-    Episode,
-    LoggedEpisode,
-    LogMapping,
-    PoseColumns,
-    Series,
-    are_known,
-    drop_zero_turns,
-)
 from safevla_bench.sources.logs.transforms import FrameTree, plain_frame
 from safevla_bench.text import warn_once
+from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
@@ -48,7 +37,7 @@ class MessageSpan(NamedTuple):
     name: str
     begin_ns: int
     end_ns: int
-    facts: Episode
+    facts: records.Episode
 
 
 def is_static(topic: str) -> bool:
@@ -57,8 +46,11 @@ def is_static(topic: str) -> bool:
 
 
 def align(
-    trial: MessageSpan, mapping: LogMapping, takers: Mapping[str, NumberTaker | PoseTaker], transforms: TransformTree
-) -> LoggedEpisode:
+    trial: MessageSpan,
+    mapping: records.LogMapping,
+    takers: Mapping[str, NumberTaker | PoseTaker],
+    transforms: TransformTree,
+) -> records.LoggedEpisode:
     """Return the trial's episode, with each part sampled at the instants of the clock.
 
     Raises `RecordError` if a part has no message, the clock goes back or has fewer than two instants, or poses are in
@@ -80,8 +72,8 @@ def align(
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
-    if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > MAX_NUMBERS:
-        problem = f"more than {MAX_NUMBERS} numbers after resampling to the clock"
+    if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > records.MAX_NUMBERS:
+        problem = f"more than {records.MAX_NUMBERS} numbers after resampling to the clock"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
@@ -92,7 +84,7 @@ def align(
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
-    return LoggedEpisode(
+    return records.LoggedEpisode(
         name=trial.name,
         file=trial.file,
         time_s=(instants - instants[0]) / 1e9,
@@ -137,12 +129,12 @@ class _Channel:
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check its start and its end.")
-        self.rows = drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
+        self.rows = records.drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
-    def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> Series:
+    def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part at the instants; `times` are those of its messages, None for a static part."""
         if times is None:
             self.rows, self.in_frame = (each[-1:].repeat(len(instants), axis=0) for each in (self.rows, self.in_frame))
@@ -150,7 +142,7 @@ class _Channel:
                 series = _sample_numbers(self.rows, instants, instants)
             else:
                 values = self._bring(tree, instants)
-                series = Series(values, are_known(values, self.columns))
+                series = records.Series(values, records.are_known(values, self.columns))
             return series._replace(is_single=self.is_single)
         order = np.argsort(times.time_ns, kind="stable")
         self.choose(order)
@@ -168,7 +160,7 @@ class _Channel:
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
-        brought, known = np.full_like(self.rows, np.nan), are_known(self.rows, self.columns)
+        brought, known = np.full_like(self.rows, np.nan), records.are_known(self.rows, self.columns)
         for frame, number in self.taker.frame_names.items():
             of_frame = known & (self.in_frame == number)
             if of_frame.any() and not frame:
@@ -180,7 +172,7 @@ class _Channel:
 
 
 def _choose_clock(
-    mapping: LogMapping, facts: Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
+    mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
 ) -> str:
     """Return the part whose messages are the instants: the hand's, since a record needs its pose, else the pose with
     the most messages. If all poses are static in their frames, it is the transform with the most messages: at the
@@ -190,7 +182,7 @@ def _choose_clock(
     if facts.clock is not None and not asked:
         remedy = f"Mapped are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
-    poses = [part for part in stamps if isinstance(mapping.sources[part], PoseColumns)]
+    poses = [part for part in stamps if isinstance(mapping.sources[part], records.PoseColumns)]
     found = asked or [part for part in poses if part.partition(".")[0] == "eef"] or poses or [*edges] or [*stamps]
     if not found:
         raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
@@ -204,13 +196,15 @@ def _are_single(rows: Floats) -> bool:
         return bool((rows == rows.astype(np.float32)).all() and (rows * 1024 % 1 != 0).any())
 
 
-def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: Columns | PoseColumns) -> Series:
+def _sample_poses(
+    rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
+) -> records.Series:
     """Return the last pose at each instant, known if it arrived since the previous instant; times ascend."""
     last = np.searchsorted(time_ns, instants, side="right") - 1
-    values, messages = rows[np.maximum(last, 0)], int(are_known(rows, columns).sum())
+    values, messages = rows[np.maximum(last, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last, prepend=-1) > 0
     is_new[0] &= _are_held(last[:1], time_ns, instants[:1])[0]
-    return Series(values, np.asarray(is_new & are_known(values, columns)), poses=messages)
+    return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=messages)
 
 
 def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
@@ -219,7 +213,7 @@ def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
     return np.asarray((last >= 0) & (instants - time_ns[np.maximum(last, 0)] <= _HELD_PERIODS * period))
 
 
-def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> Series:
+def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
     """Return the last value of each number at each instant, valid for two of its periods, and all messages. Each number
     has its own messages, since a message may hold only some of the joints. Times ascend.
     """
@@ -230,4 +224,4 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> Series:
         is_held = _are_held(last, time_ns[present], instants) if present.any() else np.zeros(len(instants), np.bool_)
         values[is_held, column] = rows[present, column][last[is_held]]
         known &= is_held
-    return Series(values, known, between=(rows, np.searchsorted(instants, time_ns) - (time_ns < instants[0])))
+    return records.Series(values, known, between=(rows, np.searchsorted(instants, time_ns) - (time_ns < instants[0])))

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RecordError
+from safevla_recorder.episode import Ints
 
-Ints = NDArray[np.int64]
 _SAME_BASE_NS = 50_000_000  # maximum median difference between a topic's stamps and the clock's to have the same base
 _MOST_RATE = 50  # maximum rate difference between stamps and log time without a warning
 _ROUGH = 1e-2

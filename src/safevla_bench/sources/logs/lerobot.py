@@ -29,9 +29,10 @@ from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refus
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.sources.logs import records
-from safevla_bench.sources.logs.names import Floats, PoseLayout, decide_forces
+from safevla_bench.sources.logs.names import PoseLayout, decide_forces
 from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
+from safevla_recorder.episode import Floats
 
 INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # also of version 1
 _KEYS = ("episode_index", "frame_index", "task_index")

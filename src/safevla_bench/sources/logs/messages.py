@@ -18,10 +18,11 @@ import numpy as np
 from safevla_bench.archive.record_schema import Budget, refuse_field
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
-from safevla_bench.sources.logs.names import Floats, PoseLayout, find_positions
+from safevla_bench.sources.logs.names import PoseLayout, find_positions
 from safevla_bench.sources.logs.records import Columns, PoseColumns
 from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
+from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
 _SAMPLE_NUMBERS = 4  # numbers that a message counts against the budget, in addition to its own

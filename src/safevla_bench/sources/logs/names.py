@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.files import read_shipped
+from safevla_recorder.episode import Floats
 
-Floats: TypeAlias = NDArray[np.float64]
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
 """Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}

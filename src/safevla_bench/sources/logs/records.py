@@ -28,22 +28,14 @@ from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
+from safevla_bench.sources.logs import names as naming
 from safevla_bench.sources.logs import wrench
-from safevla_bench.sources.logs.names import (
-    FILL_IN,
-    Floats,
-    PoseLayout,
-    decide_pose,
-    find_positions,
-    rotations_to_wxyz,
-    suggest_pose,
-)
 from safevla_bench.text import escape_controls, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import EpisodeArrays, add_header_field, add_header_mark
+from safevla_recorder.episode import Bools, EpisodeArrays, Floats, add_header_field, add_header_mark
 
 NAME = "safevla-log.toml"
 
@@ -102,7 +94,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a full turn
     unit: Literal["m", "cm", "mm"] = "m"  # `m` also applies to names that give another unit, such as `x_mm`
 
-    def find_numbers(self, part: str, names: Sequence[str], size: int) -> PoseLayout:
+    def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
         """Return where the pose is among `size` numbers, [] without names. Raises `RecordError` with the open question,
         and lines for the mapping that answer it.
         """
@@ -110,11 +102,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
         try:
             form, order = self.rotation_form, self.quaternion_order
-            layout = decide_pose(names, size, self.position, stated, form, order, self.rotation_order, arm)
+            layout = naming.decide_pose(names, size, self.position, stated, form, order, self.rotation_order, arm)
         except ValueError as question:
             numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
-            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggest_pose(names, size)]
-            if part == "eef" and len(find_positions(names)) > 1:
+            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *naming.suggest_pose(names, size)]
+            if part == "eef" and len(naming.find_positions(names)) > 1:
                 lines.append("# or, of several arms: a table [eef.ARM] for each; names with the word ARM are its own")
             head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
@@ -123,7 +115,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_field(f"unit is {self.unit!r}, but the names say {layout.unit!r}", remedy, part)
         return layout
 
-    def arrange(self, numbers: Floats, layout: PoseLayout) -> Floats:
+    def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
         """Return numbers, [n, size], as x, y, z and, with an orientation, w, x, y, z; lengths keep their unit."""
         position, turns = numbers[:, layout.position], numbers[:, layout.rotation]
         if self.unit == "m" and layout.unit:
@@ -134,7 +126,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(turns), initial=0) > _TURN:
             problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg", or "rad" if they are.', "angle_unit")
-        wxyz = rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
+        wxyz = naming.rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
 
 
@@ -329,7 +321,6 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-Bools = NDArray[np.bool_]
 _EVEN = 1e-2  # maximum distance of an even stamp from the nominal one, in control steps: the precision of float32
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
@@ -637,7 +628,7 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
         problem = problem or "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
         is_sure = len({*map(_joint_place, joints)}) == len(joints) == len(limits)
-        lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {FILL_IN}"
+        lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {naming.FILL_IN}"
         named = escape_controls(", ".join(part.names) or "none")
         refuse_field(problem, f"The names are: {named}. Write under [{table}], one joint per limit:\n  {lines}", table)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from safevla_bench.sources.logs.names import Floats
 from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMapping, PoseColumns, TorqueColumns
 from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
+from safevla_recorder.episode import Floats
 
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # m/s, share of a limit, and periods of silence with a warning
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs.clocks import Ints
-from safevla_bench.sources.logs.names import Floats
+from safevla_recorder.episode import Floats, Ints
 
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation

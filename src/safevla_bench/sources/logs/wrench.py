@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import refuse_field
-from safevla_bench.sources.logs.names import Floats
+from safevla_recorder.episode import Floats
 
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
