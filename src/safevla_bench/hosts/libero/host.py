@@ -29,13 +29,6 @@ from safevla_bench.hosts.libero.plus import (
     list_tasks,
     parse_count,
 )
-from safevla_bench.hosts.libero.tasks import (
-    NO_METHODS,
-    place_objects,
-    placement_space,
-    restore_controllers,
-    starting_state,
-)
 from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost, RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
@@ -105,7 +98,7 @@ class LiberoHost(MujocoHost):
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the x and y of each movable object that LIBERO places on a table or floor, within its BDDL region."""
         with closing(self.make(task, Wants())) as env:
-            return placement_space(env._env.env, env._init_states)
+            return libero_tasks.placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, with LIBERO-plus's if its tasks have been listed."""
@@ -143,7 +136,9 @@ class LiberoEnv(RobosuiteEnv):
             raise HostError(problem, remedy="Take a policy that wants such pictures, or leave out the noise variants.")
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
-        self._env = libero_tasks.make_control_env(file, wants, variant.domain_methods() if variant else NO_METHODS)
+        self._env = libero_tasks.make_control_env(
+            file, wants, variant.domain_methods() if variant else libero_tasks.NO_METHODS
+        )
         self._identity = task_identity(file, self._init_states)
         self._scene = libero_tasks.KeptScene(self._env.env)
         self._goals = GoalWatch(self._env.env)
@@ -195,15 +190,15 @@ class LiberoEnv(RobosuiteEnv):
             self._scene.reset()
         raw = self._scene.reset()
         if replayed is not None:
-            state = starting_state(domain, replayed)
+            state = libero_tasks.starting_state(domain, replayed)
         self._gate.set_open(not seed.wait_steps)
         if seed.placed:
             drawn: Floats = np.array(self._env.env.sim.get_state().flatten()) if state is None else state
-            state = place_objects(domain, drawn, seed.placed)
+            state = libero_tasks.place_objects(domain, drawn, seed.placed)
         if state is not None:
             raw = self._env.set_init_state(state)
         if replayed is not None:
-            restore_controllers(domain)
+            libero_tasks.restore_controllers(domain)
         observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes a new controller
