@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.sources.logs.proposal import FoundSource, propose_mapping
 from sources.logs.log_files import problem, read, save_mapping, straight_line, write_dataset, write_mcap
 
 EPISODE = '[episode]\nsuccess = true\ntemplate = "pnp-basic"\n'
@@ -119,3 +121,13 @@ def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for
 def test_what_is_known_of_one_arm_alone_or_of_both_by_the_same_numbers_is_refused(tmp_path, text, words):
     shown = problem(write(tmp_path, text, effort=np.ones((30, 2))))
     assert words in shown
+
+
+def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it_is():
+    effort = FoundSource("observation.effort", "", [f"{arm}_j{k}" for arm in ("left", "right") for k in range(2)], 4)
+    text = propose_mapping([FoundSource("observation.state", "", NAMES, 14), effort], True, None)
+    tree = tomllib.loads(text)
+    assert [*tree["eef"]] == [*tree["torque"]] == ["left", "right"]
+    assert tree["torque"]["right"]["names"] == ["right_j0", "right_j1"]
+    assert "FILL IN" not in str(tree["eef"])
+    assert "[eef]" in propose_mapping([FoundSource("tcp", "", ["x", "y", "z"], 3)], True, None)

@@ -117,6 +117,18 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
     return [places for places in found if len(places) == 3]
 
 
+def find_arms(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of several arms, such as `left` and `right`; () unless each position has one of its own."""
+    found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
+    words = tuple(dict.fromkeys(word for group in found for word in group))
+    return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
+
+
+def has_word(name: str, arm: str) -> bool:
+    """Return whether a name has the word of an arm."""
+    return arm.lower() in _split_words(name)
+
+
 def decide_pose(
     names: Sequence[str],
     size: int,
@@ -132,7 +144,7 @@ def decide_pose(
     Without names, three numbers are x, y, z, and everything else must be stated. If names have the word `arm`, only
     those numbers count. Raises `ValueError` with the open question.
     """
-    own = [place for place, name in enumerate(names) if arm and arm.lower() in _split_words(name)]
+    own = [place for place, name in enumerate(names) if arm and has_word(name, arm)]
     if own:
         layout = decide_pose([names[place] for place in own], len(own), None, None, form, order, euler)
         position, turns = (tuple(own[place] for place in part) for part in (layout.position, layout.rotation))

@@ -9,8 +9,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from safevla_bench.sources.logs.names import FILL_IN, decide_forces, find_positions, suggest_pose
-from safevla_bench.sources.logs.records import quote_toml
+from safevla_bench.sources.logs.names import (
+    FILL_IN,
+    decide_forces,
+    find_arms,
+    find_positions,
+    has_word,
+    suggest_pose,
+)
+from safevla_bench.sources.logs.records import OF_ARMS, quote_toml
 from safevla_bench.trajectory.header import find_robot
 
 
@@ -48,15 +55,31 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         lines.append('# embodiment = "franka"')
     lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
     taken: set[str] = set()
+    arms = next(filter(None, (find_arms(source.names) for source in sources)), ())
     for source in sorted(sources, key=lambda found: not re.search(_PARTS["eef"], found.name.lower())):
         part = _find_part(source, taken)
         if part:
             taken.add(part)
             is_guess = part == "eef" and not re.search(_PARTS["eef"], source.name.lower())
             guess = "  # CHECK: is this the pose of the hand?" if is_guess else ""
-            head = ["", f"[{part}]", f"from = {quote_toml(source.name)}{guess}"]
-            lines += [*head, *_part_lines(part.partition(".")[0], source, robot)]
+            for table, own, numbers in _split_by_arm(part, source, arms):
+                head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{guess}"]
+                lines += [*head, *numbers, *_part_lines(part.partition(".")[0], own, robot)]
     return "\n".join([*lines, ""])
+
+
+def _split_by_arm(
+    part: str, source: FoundSource, arms: Sequence[str]
+) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
+    """Yield the tables of a part, one for each of several arms, with its numbers and the lines that choose them."""
+    if part not in OF_ARMS or not arms:
+        yield part, source, ()
+        return
+    for arm in arms:
+        names = [name for name in source.names if has_word(name, arm)]
+        own = source._replace(names=names, size=len(names)) if names else source
+        chosen = f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # those of {arm}"
+        yield f"{part}.{arm}", own, () if part == "eef" and names else (chosen,)
 
 
 def _find_part(source: FoundSource, taken: set[str]) -> str:
