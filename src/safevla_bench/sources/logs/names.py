@@ -118,7 +118,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of several arms, such as `left` and `right`; () unless each position has one of its own."""
+    """Return the words of several arms, such as `left` and `right`; () unless each position has another one."""
     found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     words = tuple(dict.fromkeys(word for group in found for word in group))
     return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
