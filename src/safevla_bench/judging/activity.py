@@ -9,11 +9,11 @@ import re
 
 import numpy as np
 
-from safevla_bench.judging.scores import Floats
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROBOT
 from safevla_recorder.channels import SUBGOALS
+from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
 """A body that is further than this from its place in record 0 was moved."""

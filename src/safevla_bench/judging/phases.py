@@ -31,9 +31,7 @@ from safevla_bench.tasks.reasons import (
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import host_header
 from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from safevla_recorder.episode import Bools, Ints
 
 
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:

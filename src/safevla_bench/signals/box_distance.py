@@ -14,10 +14,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.episode import Floats, Ints
 from safevla_recorder.geometry import rotate
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 TOLERANCE_M = 1e-9
 _CHUNK = 512
 _SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))

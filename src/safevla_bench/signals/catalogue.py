@@ -26,9 +26,6 @@ from safevla_bench.signals.signal import (
     NO_IMPULSE,
     NO_PERSON,
     SECOND_ARM,
-    Bools,
-    Floats,
-    Ints,
     RecordFields,
     angle_of_cosine,
     loaded_joint,
@@ -37,6 +34,7 @@ from safevla_bench.signals.signal import (
 )
 from safevla_bench.trajectory.batch import Channel, gather_ranges
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
+from safevla_recorder.episode import Bools, Floats, Ints
 
 LIFTED_M = 0.05
 """A gripped target higher than this above its start is in transport (paper Appendix C.3)."""

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.signals.box_distance import TOLERANCE_M, WorldBoxes, box_distances, lengths
 from safevla_bench.signals.parts import ScenePoses
 from safevla_bench.trajectory.geometry import PoseTrack
+from safevla_recorder.episode import Floats, Ints
 from safevla_recorder.geometry import multiply, rotate
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _APART = -1
 
 

@@ -8,13 +8,12 @@ the shoulders' width; their reach is the intrusion distance of ISO 13855.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.signals.gap import box_gaps
 from safevla_bench.signals.parts import ScenePoses
 from safevla_bench.trajectory.geometry import PoseTrack
+from safevla_recorder.episode import Floats
 
-Floats = NDArray[np.float64]
 _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.065]])
 """Lower end, upper end and radius of legs, trunk and head."""
 

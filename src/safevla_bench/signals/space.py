@@ -29,9 +29,6 @@ from safevla_bench.signals.signal import (
     SIGNAL_KIND,
     Argument,
     Bodies,
-    Bools,
-    Floats,
-    Ints,
     RecordFields,
     Signal,
     angle_of_cosine,
@@ -41,6 +38,7 @@ from safevla_bench.signals.signal import (
 from safevla_bench.trajectory.batch import Poses
 from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_bench.trajectory.header import ROBOT, ROLES
+from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.geometry import turn_back
 
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
