@@ -82,8 +82,11 @@ class RecordFields:
 
         If a signal is about grips, arms that never have contact in an episode do not count there, unless none has.
         """
-        kinds, counts = {SIGNALS[name].of_arm for name in names} - {""}, self.arm_counts
-        if not kinds or self.chosen_arm is not None or counts.max(initial=1) == 1:
+        counts = self.arm_counts
+        if self.chosen_arm is not None or counts.max(initial=1) == 1:
+            return [self]
+        kinds = {SIGNALS[name].of_arm for name in names} - {""}
+        if not kinds:
             return [self]
         every = [np.minimum(k, counts - 1) for k in range(int(counts.max()))]
         if "grip" in kinds:
