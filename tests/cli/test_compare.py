@@ -112,7 +112,7 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
 def test_seeds_that_differ_are_paired_on_request_only(safevla, tmp_path):
     sources = archive(tmp_path / "one.jsonl", "a"), archive(tmp_path / "other.jsonl", "b", seed=1)
     safevla.refuses("compare", *sources)
-    safevla.ok("compare", *sources, "--across-seeds")
+    safevla.ok("compare", *sources, "--across", "seeds")
 
 
 def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):

@@ -56,12 +56,12 @@ def test_a_mistake_is_named_and_nothing_is_written(safevla, shipped, tmp_path, o
 
 
 def test_published_rows_stand_beside_the_runs_with_their_source(safevla, shipped):
-    (table,) = safevla.json("tables", shipped, "--which", "main", "--published")
+    (table,) = safevla.json("tables", shipped, "--which", "main", "--style", "published=yes")
     names = [(row[0]["text"], row[0]["detail"]) for row in table["rows"]]
     assert names[:3] == [("scripted:careful", "privileged state"), ("scripted:hasty", "privileged state"),
                          ("paper:OpenVLA-7B", "published")]  # fmt: skip
     assert any("arXiv:2606.00773v1" in remark for remark in table["remarks"])
-    assert "main, auxiliary" in safevla.refuses("tables", shipped, "--which", "onset", "--published")
+    assert "main, auxiliary" in safevla.refuses("tables", shipped, "--which", "onset", "--style", "published=yes")
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("csv", "csv")])

@@ -289,7 +289,7 @@ def test_other_physics_is_refused_unless_it_is_asked_for_and_then_marked(package
     mine, theirs = simulated(A, **{package: "3.2.3"}), simulated(B, **{package: "3.17.0"})
     with pytest.raises(RunError, match=rf"libero-goal: {package} 3.2.3 \(a\) and 3.17.0 \(b\)") as refused:
         compare_policies([mine, theirs], paired=paired)
-    assert "--across-versions" in refused.value.remedy
+    assert "--across versions" in refused.value.remedy
     comparison = compare_policies([mine, theirs], paired=paired, across_versions=True)
     assert comparison.across_versions == (f"libero-goal: {package} 3.2.3 (a) and 3.17.0 (b)",)
     (warning,) = comparison.warnings
@@ -322,7 +322,7 @@ def test_other_code_of_one_version_is_refused_unless_it_is_asked_for_and_then_ma
     mine, theirs = (replace(simulated(of, **{"safevla-bench": "0.1.0"}), code=(f"x {of.name}",)) for of in (A, B))
     with pytest.raises(RunError, match="different code: a by x a, b by x b") as refused:
         compare_policies([mine, theirs], paired=paired)
-    assert "--across-versions" in refused.value.remedy
+    assert "--across versions" in refused.value.remedy
     assert "Recorded by different code" in compare_policies([mine, theirs], across_versions=True).warnings[0]
     later = replace(simulated(B, **{"safevla-bench": "0.1.1"}), code=theirs.code)
     assert not any("code" in warning for warning in compare_policies([mine, later]).warnings)

@@ -246,7 +246,7 @@ def test_results_of_this_reading_stand_beside_no_others(safevla, tmp_path):
     for command in (
         ["export", tmp_path / "swept.jsonl", "--format", "submission", "--out", tmp_path / "x.json"],
         ["export", tmp_path / "swept.jsonl", "--format", "safevla-csv", "--out", tmp_path / "x.csv"],
-        ["tables", tmp_path / "swept.jsonl", "--published"],
+        ["tables", tmp_path / "swept.jsonl", "--style", "published=yes"],
         ["compare", tmp_path / "swept.jsonl", "paper:pi0.5"],
     ):
         assert "not with --set applicability=phased" in safevla.refuses(*command, *asked)

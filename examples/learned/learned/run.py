@@ -135,7 +135,7 @@ def show_results(plan: Plan) -> None:
     for repeated in again:
         show("compare", *repeated)
     show("score", str(plan.evaluation("blind")))
-    show("figures", "--which", "series", "--layout", "pooled", "--style", "across=Training steps", *steps,
+    show("figures", "--which", "series", "--style", "layout=pooled", "--style", "across=Training steps", *steps,
          "--out", str(plan.out / "figures"))  # fmt: skip
 
 

@@ -37,12 +37,16 @@ _ASSUMED = (
 
 
 @options.command(
-    "compare", common="--policy --across-seeds --unpaired --allow-crashed --confidence --full --format --plan"
+    "compare",
+    common="--policy --across --unpaired --allow-crashed --confidence --full --format --plan",
 )
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
-    across_seeds: bool = flag("Pair only by initial state, for the same states run with other seeds, or several."),
-    across_versions: bool = flag("Compare several physics versions, or other code, too; the output is marked."),
+    across: tuple[str, ...] = repeatable(
+        "seeds: pair only by initial state, for the same states run with other seeds, or several. versions: compare "
+        "several physics versions, or other code, too; the output is marked.",
+        type=click.Choice(["seeds", "versions"]),
+    ),
     unpaired: bool = flag("Treat the episodes as independent, task by task."),
     allow_crashed: bool = flag("Keep verdicts that episodes without a value could change."),
     confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
@@ -91,7 +95,7 @@ def compare_command(
         report = _compare_changes(sources, policies, confidence / 100)
     else:
         how = difference.ComparisonOptions(confidence=confidence / 100, allow_crashed=allow_crashed)
-        pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
+        pairing = {"paired": not unpaired, **{f"across_{name}": name in across for name in ("seeds", "versions")}}
         report = _compare_sources(sources, policies, how, pairing, full=full)
     report.print(form)
     if form == "text" and not full and report.hint:
@@ -163,7 +167,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
 
 
 # Options of `compare` that need the episodes of both sources.
-_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "confidence")
+_OF_EPISODES = ("across", "unpaired", "allow_crashed", "confidence")
 
 
 def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:

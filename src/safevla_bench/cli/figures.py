@@ -41,14 +41,15 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
 
 
 class _FigureStyle(msgspec.Struct, frozen=True):
+    layout: TradeoffLayout = "suites"
     width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
     title: Literal["yes", "no"] = "yes"
     across: str = ""
 
 
 _FORMS = get_args(drawing.FigureFormat)
-_LAYOUTS = click.Choice(get_args(TradeoffLayout))
 _STYLES = (
+    "layout=suites, panels by suite; layout=pooled, suites pooled; layout=cells, all cells in one; "
     f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
     "across=TEXT: what the numbers of a series are, such as 'Training steps'."
 )
@@ -58,7 +59,7 @@ _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 
 
-@options.command("figures", epilog=_EPILOG, common="--out --which --format --layout --style --sweep")
+@options.command("figures", epilog=_EPILOG, common="--out --which --format --style --sweep")
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
@@ -69,7 +70,6 @@ def figures_command(
         show_default=False,
     ),
     forms: tuple[drawing.FigureFormat, ...] = _names_option("Which forms.", _FORMS, spelling="--format"),
-    layout: TradeoffLayout = option("Panels by suite, suites pooled, or all cells.", type=_LAYOUTS, default="suites"),
     styles: tuple[str, ...] = repeatable(_STYLES, "NAME=VALUE", spelling="--style"),
     sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
 ) -> None:
@@ -99,7 +99,7 @@ def figures_command(
     page = Page(style.width, titled=style.title == "yes", remarks=describe_reading(judged.ruleset))
     target = _FigureTarget(folder, page, forms)
     records = judged.records
-    inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, layout, records.stamps_s)
+    inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, style.layout, records.stamps_s)
     for name in which:
         if name != "series":
             target.write(name, partial(drawing.FIGURES[name].draw, inputs), _KINDS[name])
@@ -108,7 +108,7 @@ def figures_command(
         draw = partial(draw_sweep, sweep, judged.library)
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
     if compared is not None:
-        compared = compared.pooled if layout == "pooled" else compared
+        compared = compared.pooled if style.layout == "pooled" else compared
         target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
         click.echo(f"\n{render_text(series_table(compared))}")
         echo(*describe_series(compared), "")

@@ -40,6 +40,7 @@ from safevla_bench.text import count_noun
 class _TableStyle(msgspec.Struct, frozen=True):
     intervals: Literal["yes", "no"] = "yes"
     notes: Literal["yes", "no"] = "yes"
+    published: Literal["yes", "no"] = "no"
 
 
 _SUFFIX = {"text": "txt"}
@@ -62,9 +63,12 @@ def tables_command(
     out: str | None = option("A file, or a folder for a file per table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
-    published: bool = flag("Add the paper's printed rows, marked."),
     columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
-    styles: tuple[str, ...] = repeatable("Omit them: intervals=no, notes=no.", "NAME=VALUE", spelling="--style"),
+    styles: tuple[str, ...] = repeatable(
+        "intervals=no, notes=no: omit them. published=yes: add the paper's printed rows, marked.",
+        "NAME=VALUE",
+        spelling="--style",
+    ),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -74,15 +78,16 @@ def tables_command(
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
     is_short = out is None and form == "text" and bool(sources.paths) and not asked
-    if published:
-        sources.ruleset.require_whole(NOT_PHASED, "Leave out --published.")
+    style = options.parse_settings("--style", styles, _TableStyle)
+    is_published = style.published == "yes"
+    if is_published:
+        sources.ruleset.require_whole(NOT_PHASED, "Leave out --style published=yes.")
     judged, material = _load_material(sources, names, digests=not is_short)
-    privileged = material.roster.privileged
-    roster = Roster(_parse_training(training), privileged, auxiliary, paper_policies() if published else {})
+    printed = paper_policies() if is_published else {}
+    roster = Roster(_parse_training(training), material.roster.privileged, auxiliary, printed)
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    style = options.parse_settings("--style", styles, _TableStyle)
     tables = tables if style.intervals == "yes" else list(map(drop_intervals, tables))
     tables = tables if style.notes == "yes" else [replace(table, notes=()) for table in tables]
     tables = tables if columns is None else _choose_columns(tables, columns)

@@ -166,7 +166,7 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if a suite was simulated with several physics versions."""
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
-        remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across-versions`."
+        remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across versions`."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
@@ -174,7 +174,7 @@ def require_same_code(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if any two were recorded by different code of one version of this project."""
     if other := policy_results.find_other_code(results):
         remedy = "Roll both out with one version of the code. To compare anyway, with a mark: `safevla compare "
-        raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across-versions`.")
+        raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across versions`.")
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:

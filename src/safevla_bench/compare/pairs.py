@@ -229,7 +229,7 @@ def _require_same_episodes(results: Sequence[policy_results.PolicyResults], plan
         if (absent := every - keys)
     ]
     if lines:
-        remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
+        remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across seeds. {_UNPAIRED}"
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
 
