@@ -22,6 +22,7 @@ from safevla_bench.sources.runs.folder import (
     RUN,
     SCORES,
     SCORES_TABLE,
+    VERDICTS,
     Frame,
     archive_parts,
     read_description,
@@ -91,7 +92,7 @@ def reseal(folder: Path) -> None:
     sealed = parts.seal_json({**description, "volatile": {**facts, parts.SEAL: ""}})
     (folder / RUN).write_bytes(sealed)
     parts.write_manifest(folder, archive_parts(folder), len(episode_rows(folder)), description)
-    judged = [folder / name for name in (SCORES, SCORES_TABLE, REPORT, "judged_with.json")]
+    judged = [folder / name for name in (SCORES, SCORES_TABLE, VERDICTS, REPORT, "judged_with.json")]
     add_digests(folder, {path.name: path.read_bytes() for path in judged if path.exists()})
 
 

@@ -96,7 +96,12 @@ def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_p
     code, printed, err = safevla("score", archive, "--out", out)
     assert (code, err) == (0, "")
     assert str(out / "report.html") in printed
-    assert {path.name for path in out.iterdir()} == {"report.html", "scores.json", "scores.parquet"}
+    assert {path.name for path in out.iterdir()} == {
+        "report.html",
+        "scores.json",
+        "scores.parquet",
+        "verdicts.msgpack.gz",
+    }
     scores = scores_of(out)
     assert set(scores) >= {"episodes", "aggregate", "cells"}
     assert [row["safe"] for row in scores["episodes"]] == [True, False]

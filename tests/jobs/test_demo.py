@@ -65,7 +65,7 @@ def test_the_command_writes_the_report_twice_the_same_and_what_it_suggests_works
         assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
         contents.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert contents[0] == contents[1]
-    assert set(contents[0]) == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
+    assert set(contents[0]) == {demo.ARCHIVE, "scores.json", "scores.parquet", "verdicts.msgpack.gz", "report.html"}
     assert contents[0]["report.html"].decode() == render_report(judged)
     printed = capsys.readouterr().out
     assert str(out / "report.html") in printed

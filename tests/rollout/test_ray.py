@@ -27,8 +27,12 @@ import safevla_recorder
 from folders import contents
 from safevla_bench import cli
 from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.parallel import open_judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import encode_scores
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.ray import RayCluster
@@ -356,6 +360,13 @@ def test_an_actor_knows_its_number_by_which_it_chooses_among_the_gpus_that_it_wa
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
     actors.RayWorker(cast, 5, actors.name_installed(WorkerParts(cast).host)).prepare()
     assert actors.os.environ["SAFEVLA_WORKER"] == "5"
+
+
+def test_row_groups_are_judged_on_the_nodes_with_the_same_scores(nodes):
+    demo = Path("src/safevla_bench/jobs/demo.parquet").absolute()
+    with open_judge(2, RayCluster()) as elsewhere:
+        judged = judge([demo], load_ruleset(), elsewhere=elsewhere)
+    assert encode_scores(judged.scores) == encode_scores(judge([demo], load_ruleset()).scores)
 
 
 def test_a_share_that_no_node_has_is_an_error_and_leaves_no_folder(tmp_path, nodes):

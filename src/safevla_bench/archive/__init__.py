@@ -61,7 +61,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
                 if isinstance(episodes, RecordError):
                     yield episodes
                 else:
-                    yield from _drop_repeated(episodes, path, seen)
+                    yield from drop_repeated(episodes, path, seen)
         except RecordError as error:
             yield error
         except OSError as error:
@@ -69,7 +69,8 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
             yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
-def _drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
+def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
+    """Yield the episodes of a batch that are not in `seen`, to which they are added, and errors for the others."""
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))

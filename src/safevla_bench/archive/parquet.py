@@ -10,7 +10,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
@@ -95,6 +95,14 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         total += size
     if group:
         yield group
+
+
+def count_rows(path: Path) -> list[int]:
+    """Return the number of rows of each row group; [] for a file that cannot be read."""
+    with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, groups):
+        _check_columns(file.schema_arrow)
+        return groups
+    return []
 
 
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:

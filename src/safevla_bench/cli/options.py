@@ -23,7 +23,7 @@ import msgspec
 from click.core import ParameterSource
 
 from safevla_bench import archive
-from safevla_bench.errors import RecordError
+from safevla_bench.errors import RecordError, RunError
 from safevla_bench.files import own_path
 from safevla_bench.plugins import trusting
 from safevla_bench.sources.logs import find_log
@@ -34,6 +34,7 @@ from safevla_bench.sources.runs.sources import open_source
 if TYPE_CHECKING:
     from safevla_bench.jobs.evaluation.request import Request
     from safevla_bench.jobs.verify import AuditPlan
+    from safevla_bench.rollout.ray import RayCluster
 
 GENERAL, JUDGING = "Options", "Judging"  # headings of the help
 
@@ -289,6 +290,26 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
 AUDIT = option(
     "Replay K episodes of each policy, chosen by SEED, else by chance.", "K[:SEED]", callback=parsed(_parse_audit)
 )
+
+
+ENGINE = option(
+    "Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this machine's, ray for that "
+    "of RAY_ADDRESS or one of this command.",
+    "local|ray|ray:ADDRESS",
+    default="local",
+)
+
+
+def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
+    """Return the Ray cluster that --engine names, None for `local`. Raises `RunError` for another engine."""
+    kind, _, address = engine.partition(":")
+    if kind != "ray" and engine != "local":
+        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
+    if kind != "ray":
+        return None
+    from safevla_bench.rollout.ray import RayCluster
+
+    return RayCluster(address=address or None, **shares)
 
 
 S = TypeVar("S", bound=msgspec.Struct)

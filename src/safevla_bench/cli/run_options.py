@@ -38,7 +38,6 @@ from safevla_bench.policies.coupling import FILTERS
 from safevla_bench.policies.servers import KINDS
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
-from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.text import redact_secrets, spell_suite
@@ -115,9 +114,7 @@ PLAN_OPTIONS = {
 EXECUTION_OPTIONS = {
     "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
     "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
-    "engine": option("Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this "
-                     "machine's, ray for that of RAY_ADDRESS or one of this command.", "local|ray|ray:ADDRESS",
-                     default="local"),
+    "engine": options.ENGINE,
     "actor": repeatable("Of each worker: cpus=1, gpus=0, its share of a node; exclude=NODE, a node not to use; "
                         "env=NAME:VALUE, an environment variable; module=DIR, a package to copy.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
@@ -183,7 +180,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         replays = [Path(path) for start, kind, path in makers if kind and not start]
         file = what.get("found") or next(iter(replays), None)  # a recording names suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
-    cluster = _requested_cluster(how["engine"], **_parse_actor(how["actor"]))
+    cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))
     stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
     same = {name: how[name] for name in ("workers", "resume", "retry_crashed", "other_code")}
     execution = ExecutionOptions(cluster=cluster, stop_after_s=stop_after_s, **same)
@@ -271,13 +268,6 @@ CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judg
 RUN_OPTIONS = options.group(
     {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command
 )
-
-
-def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    kind, _, address = engine.partition(":")
-    if kind != "ray" and engine != "local":
-        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
-    return RayCluster(address=address or None, **shares) if kind == "ray" else None
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:

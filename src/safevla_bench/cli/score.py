@@ -13,6 +13,7 @@ import click
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.cli import OK, USER_ERROR, echo, echo_message, options, progress, rules
+from safevla_bench.cli.options import flag, option
 from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import own_path
@@ -46,6 +47,9 @@ from safevla_bench.trajectory.header import Header
 def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
+    workers: int = option("Processes that judge in parallel.", "N", default=1, type=options.POSITIVE),
+    engine: str = options.ENGINE,
+    combine: bool = flag("Join the scores of judged folders as they are, without their records."),
     form: str = options.format_option(),
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
@@ -60,6 +64,9 @@ def score_command(
     Results of other tools that record only successes (LeRobot's eval_info.json, a recording of vla-evaluation-harness
     or its output folder) are printed as SR with intervals. Their Safety, SBU and VSI are unknown, never zero.
     """
+    if combine:
+        _combine(sources, out, form)
+        return
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):
         if out is not None:
@@ -67,12 +74,14 @@ def score_command(
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0][0])))
         _print_results([file for files in results for file in files], form)
         return
+    from safevla_bench.jobs.evaluation.parallel import open_judge
+
     if out is None:
         for log in filter(None, map(find_log, sources.paths)):
             log.require_mapping()  # without an output folder, the mapping that fits is printed
     folder, kept = options.choose_output(out, sources.paths), ""
-    with progress.show_status("judging"):
-        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
+    with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=elsewhere)
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
@@ -84,6 +93,22 @@ def score_command(
         print_scores(judged)
     if kept or form == "text":
         echo(f"Scores and report: {folder / REPORT}{kept}", err=form == "json")
+
+
+def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
+    from safevla_bench.jobs.evaluation.combination import combine_scores
+
+    options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "judges, and --combine does not.")
+    if out is None or len(sources.paths) < 2:
+        raise click.UsageError("--combine needs several judged folders, and --out.")
+    with progress.show_status("combining"):
+        combined = combine_scores(sources.paths, out)
+    if form == "json":
+        click.echo(render_json([combined.table]), nl=False)
+        return
+    echo(combined.answer, "")
+    click.echo(render_text(combined.table))
+    echo(f"Scores of {count_noun(combined.episodes, 'episode')}, and report: {out / REPORT}")
 
 
 def _name_rules(ruleset: Ruleset) -> str:

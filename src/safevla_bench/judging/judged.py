@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -177,6 +177,10 @@ class Judged:
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that was originally judged by other rules, with its Safety there and here."""
+    score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: score_chunks(
+        records.read_chunks(), rules
+    )
+    """Judges the records again, by other specifications."""
 
     @property
     def library(self) -> Library:
@@ -205,7 +209,7 @@ class Judged:
         if specs == self.library.specs or not any(NET_FORCE in header.recorded_forces for header in self.headers):
             return None
         ruleset = replace(self.ruleset, library=replace(self.library, specs=specs), missing="deactivate")
-        return score_chunks(self.records.read_chunks(), ruleset)
+        return self.score_records(self.records, ruleset)
 
     @property
     def privileged(self) -> tuple[str | None, ...]:

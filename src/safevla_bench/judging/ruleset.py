@@ -97,6 +97,8 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """Episodes lost in damaged files; omitted from the JSON without damage."""
     intervals: IntervalMethod = "default"
     """Method for the intervals of severities; omitted from the JSON by default."""
+    as_written: bool = False
+    """True for scores that were combined as they were written, without judging their records."""
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
@@ -114,7 +116,8 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
 
     def to_sentence(self, *, digests: bool = True) -> str:
         """Return the line below every table and gate; the short form has no digests."""
-        return f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
+        how = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
+        return f"Scores as written, not judged again. {how}" if self.as_written else how
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,6 +6,8 @@ safe: an episode is safe, unsafe, or without a verdict, which has a reason.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -270,6 +272,32 @@ class Scores:
         lost = f", {len(self.absent)} absent" if self.absent else ""
         verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
         return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
+
+    @classmethod
+    def join(cls, parts: Iterable[Scores]) -> Scores:
+        """Return the scores of several sets of episodes by the same specifications, in order; of at least one set.
+        Memory holds the parts, and one field twice.
+        """
+        columns: dict[str, list[Any]] = {own.name: [] for own in fields(cls)}
+        for part in parts:
+            for name, values in columns.items():
+                values.append(getattr(part, name))
+        sizes, texts, marks = list(map(len, columns["episode_id"])), columns.pop("reasons"), columns.pop("marks")
+        places = {text: k for k, text in enumerate(sorted({text for own in texts for text in own}))}
+        numbers = [np.array([places[text] for text in own], dtype=np.int32) for own in texts]
+        columns["reason"] = [own[reason] for own, reason in zip(numbers, columns["reason"], strict=True)]
+        joined: dict[str, Any] = {name: columns.pop(name)[0] for name in ("specs", "intervals")}
+        joined["marks"] = {name: np.concatenate([own[name] for own in marks]) for name in marks[0]}
+        for name in [*columns]:
+            values = columns.pop(name)
+            known = next((value for value in values if value is not None), None)
+            if isinstance(known, np.ndarray):
+                for k in range(len(values)) if name in _COUNTS else ():
+                    values[k] = np.zeros((len(known), sizes[k]), known.dtype) if values[k] is None else values[k]
+                joined[name] = np.concatenate(values, axis=-1)
+            else:
+                joined[name] = known if known is None else tuple(item for value in values for item in value)
+        return cls(**joined, reasons=tuple(places))
 
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of some episodes, in the order given; `absent` is unchanged."""
@@ -553,6 +581,8 @@ class Scores:
         return None if column < 0 else self.specs[column].spec_id
 
 
+_BY_SPEC = ("state", "reason", "rho", "depth", "extreme", "first", "unknown", "held", "watched")
+_COUNTS = ("unknown", "held", "watched")  # fields of `Scores` that are None instead of all zero
 # Fields of `Scores` that are neither per episode nor mappings of such fields.
 _OF_ALL = {"specs", "reasons", "absent", "marks", "intervals"}
 # Columns of data frames for an episode, before those of each specification.
@@ -561,6 +591,43 @@ _COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success"
             "standin_assets")  # fmt: skip
 # Nullable columns of flags and counts, and pandas' types for them.
 _NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
+
+
+def encode_scores(scores: Scores) -> bytes:
+    """Return scores as gzipped MessagePack; the same scores give the same bytes."""
+    return gzip.compress(msgspec.msgpack.encode(scores, enc_hook=_encode_array), 1, mtime=0)
+
+
+def decode_scores(content: bytes) -> Scores:
+    """Return the scores in a file of `encode_scores`, with equal texts stored once. Raises `ValueError` for others."""
+    try:
+        scores = msgspec.msgpack.decode(gzip.decompress(content), type=Scores, dec_hook=_decode_array)
+    except (EOFError, OSError, zlib.error, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from None
+    count = len(scores)
+    columns = {own.name: getattr(scores, own.name) for own in fields(scores) if own.name not in _OF_ALL}
+    leading = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
+    for name, values in (columns | dict(scores.marks)).items():
+        expected = (leading[name], count) if name in leading else (count,)
+        if values is not None and len(values) and np.shape(values)[: len(expected)] != expected:
+            raise ValueError(f"{name} does not have {count} episodes")
+    shared: dict[str, Any] = {}
+    texts: dict[str, Any] = {
+        name: tuple(shared.setdefault(repr(value), value) for value in columns[name])
+        for name in ("benchmark", "task_id", "policy", "outcome", "simulator", "task_identity")
+    }
+    return replace(scores, **texts)
+
+
+def _encode_array(value: object) -> list[object]:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(type(value))
+    return [value.dtype.str, value.shape, value.tobytes()]
+
+
+def _decode_array(kind: type, value: Any) -> NDArray[Any]:
+    dtype, shape, content = value
+    return np.frombuffer(content, np.dtype(dtype)).reshape(shape)
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +22,6 @@ from safevla_bench import signals
 from safevla_bench.errors import CollectedError, SignalError
 from safevla_bench.judging.action_statistics import (
     WIDTHS,
-    ActionChanges,
     ActionStatistics,
     measure_actions,
     measure_changes,
@@ -34,7 +34,6 @@ from safevla_bench.judging.scores import (
     ACTIVE,
     INACTIVE,
     VACUOUS,
-    EpisodePhases,
     Scores,
     Spans,
     SpecColumn,
@@ -49,8 +48,7 @@ from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.tasks.identity import judge_identity
 from safevla_bench.tasks.reasons import CUT_OFF, PAST_THE_END, POSE_UNKNOWN, SIGNAL_MISSING, write_reason
-from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.batch import Batch, batch_of_headers
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     DRAWN,
@@ -65,6 +63,9 @@ from safevla_recorder.channels import POLICY_ACTION
 from safevla_recorder.simulator_versions import physics_versions
 
 Ints = NDArray[np.int64]
+Unjudged = Mapping[str, tuple[str, ...]]
+JudgedChunk = tuple[Scores, Sequence[Unjudged]]
+"""Scores of a batch, and, by specification, which of its episodes are an error."""
 STORED_STATES = frozenset({"libero"})
 """Hosts whose tasks have initial states: the index identifies one, regardless of the environment's seed."""
 
@@ -99,28 +100,31 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
     """Return the scores of episodes in several batches; each batch is dropped once judged. Scores and errors are those
     of `score` on all batches as one.
     """
-    return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
+    return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent)
 
 
-@dataclass(frozen=True)
-class ScoredChunk:
-    """Verdicts on one batch, and the facts about its episodes that scores need."""
+def join_judged(judged: Iterable[JudgedChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
+    """Return the scores of batches judged by the ruleset, in their order. Raises `SignalError`, or `CollectedError`, as
+    `score` does.
+    """
+    unjudged: list[Sequence[Unjudged]] = []
 
-    headers: tuple[Header, ...]
-    verdicts: Sequence[SpecVerdicts]
-    peak_force_n: NDArray[np.float64]  # peak contact force of each episode, [E]; NaN if contacts were not recorded
-    marks: Mapping[str, NDArray[np.bool_]]  # mark of an episode, one of `MARKS` -> whether each episode has it, [E]
-    actions: tuple[ActionStatistics | None, ...] = ()  # per episode; None if there are no statistics of its actions
-    changes: tuple[ActionChanges, ...] = ()
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # as `Scores.starts`, [E]
-    phases: tuple[EpisodePhases | None, ...] = ()
-    reached: NDArray[np.float64] = field(default_factory=lambda: np.empty((2, 0)))
-    engagement: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    def take_scores() -> Iterator[Scores]:
+        for scores, lacking in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
+            unjudged.append(lacking)
+            yield scores
+
+    scores = Scores.join(take_scores())
+    by_spec = zip(ruleset.library.specs, zip(*unjudged, strict=True), strict=True)
+    errors = [error for spec, parts in by_spec for error in find_errors(spec, parts)]
+    if errors:
+        raise errors[0] if len(errors) == 1 else CollectedError(errors)
+    return replace(scores, absent=tuple(absent))
 
 
-def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
-    """Return the verdicts on one batch. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does;
-    missing fields and windows past the end are only errors in `join_chunks`.
+def judge_chunk(batch: Batch, ruleset: Ruleset) -> JudgedChunk:
+    """Return the scores of one batch, and by specification the episodes that are an error. Raises `UnknownTaskError`,
+    `RegistryError` and `FormulaError` as `score` does.
     """
     reasons = _inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
@@ -137,45 +141,17 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         for spec in ruleset.library.specs
     ]
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
-    own = batch.channel(POLICY_ACTION)
-    return ScoredChunk(
-        headers=batch.headers,
-        verdicts=verdicts,
-        peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
-        marks={mark.field: np.array(mark_flags(batch, mark.field), dtype=np.bool_) for mark in MARKS}
-        | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
-        actions=_measure_actions(batch, ruleset.registry),
-        changes=tuple(
-            measure_changes(batch.action.episode_rows(e), own.episode_rows(e), int(batch.lengths[e]) - 1)
-            for e in range(len(batch))
-        ),
-        starts=_number_starts(batch, ruleset.registry),
-        phases=plan.phases if plan else (),
-        reached=measure_progress(batch),
-        engagement=measure_engagement(reading),
-    )
+    own, headers = batch.channel(POLICY_ACTION), batch.headers
 
+    def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        return np.array([getattr(column, name) for column in verdicts], dtype).reshape(len(verdicts), len(batch))
 
-def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of batches judged by the ruleset, in their order. Raises
-    `SignalError`, or `CollectedError`, as `score` does.
-    """
-    library = ruleset.library
-    columns = [[chunk.verdicts[k] for chunk in chunks] for k in range(len(library.specs))]
-    errors = [error for spec, parts in zip(library.specs, columns, strict=True) for error in find_errors(spec, parts)]
-    if errors:
-        raise errors[0] if len(errors) == 1 else CollectedError(errors)
-    headers = [header for chunk in chunks for header in chunk.headers]
-
-    def join(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        rows = [np.concatenate([np.empty(0, dtype), *(getattr(part, name) for part in parts)]) for parts in columns]
-        return np.array(rows, dtype=dtype).reshape(len(columns), len(headers))
-
-    texts, unknown = join("reason", np.object_), join("unknown", np.int64)
-    reasons = {text: k for k, text in enumerate(dict.fromkeys(["", *texts.ravel()]))}
-    return Scores(
+    texts, unknown, watched = stack("reason", np.object_), stack("unknown", np.int64), stack("watched", np.int64)
+    places = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
+    scores = Scores(
         specs=tuple(
-            SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__}) for spec in library.specs
+            SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__})
+            for spec in ruleset.library.specs
         ),
         episode_id=tuple(header.episode_id for header in headers),
         benchmark=tuple(header.benchmark for header in headers),
@@ -183,32 +159,33 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         policy=tuple(header.policy for header in headers),
         outcome=tuple(header.outcome_label for header in headers),
         success=np.array([header.success for header in headers], dtype=np.bool_),
-        state=join("state", np.int8),
-        reason=np.array([reasons[text] for text in texts.ravel()], dtype=np.int32).reshape(texts.shape),
-        reasons=tuple(reasons),
-        rho=join("rho", np.float64),
-        depth=join("depth", np.float64),
-        extreme=join("extreme", np.float64),
-        first=join("first", np.int64),
-        peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
-        absent=tuple(absent),
-        marks={
-            name: np.concatenate([np.empty(0, np.bool_), *(chunk.marks[name] for chunk in chunks)])
-            for name, *_ in MARKS
-        },
+        state=stack("state", np.int8),
+        reason=np.array([places[text] for text in texts.ravel()], dtype=np.int32).reshape(texts.shape),
+        reasons=tuple(places),
+        rho=stack("rho", np.float64),
+        depth=stack("depth", np.float64),
+        extreme=stack("extreme", np.float64),
+        first=stack("first", np.int64),
+        peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
+        marks={mark.field: np.array(mark_flags(batch, mark.field), dtype=np.bool_) for mark in MARKS}
+        | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
         simulator=tuple(physics_versions(header.versions) for header in headers),
         task_identity=tuple(judge_identity(header) for header in headers),
-        actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
-        changes=tuple(changes for chunk in chunks for changes in chunk.changes),
+        actions=_measure_actions(batch, ruleset.registry),
+        changes=tuple(
+            measure_changes(batch.action.episode_rows(e), own.episode_rows(e), int(batch.lengths[e]) - 1)
+            for e in range(len(batch))
+        ),
         intervals=ruleset.intervals,
         unknown=unknown if unknown.any() else None,
-        held=join("held", np.int64),
-        watched=join("watched", np.int64),
-        starts=np.concatenate([np.empty(0, np.int64), *(chunk.starts for chunk in chunks)]),
-        phases=tuple(phases for chunk in chunks for phases in chunk.phases),
-        reached=np.concatenate([np.empty((2, 0)), *(chunk.reached for chunk in chunks)], axis=1),
-        engagement=np.concatenate([np.empty(0), *(chunk.engagement for chunk in chunks)]),
+        held=stack("held", np.int64) if watched.any() else None,
+        watched=watched if watched.any() else None,
+        starts=_number_starts(batch, ruleset.registry),
+        phases=plan.phases if plan else (),
+        reached=measure_progress(batch),
+        engagement=measure_engagement(reading),
     )
+    return scores, [column.unjudged for column in verdicts]
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
@@ -304,7 +281,7 @@ class SpecVerdicts:
     held: NDArray[np.int64]
     """Number of records in which the clause's condition holds; 0 if it has none, is not counted, or does not apply."""
     watched: NDArray[np.int64]  # number of records examined for `held`
-    unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unjudged: Unjudged = field(default_factory=dict)
     """Ids of the episodes that are an error: by the field they lack, "" if a window past the end leaves no verdict."""
 
 
@@ -488,12 +465,12 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     return np.full(len(rho), np.nan) if spec.severe is None else np.minimum(1.0, excess / spec.severe)
 
 
-def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalError]:
+def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
     """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
-    `parts` are the specification's verdicts in several batches.
+    `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
-    for name in sorted({name for part in parts for name in part.unjudged}, key=lambda name: (not name, name)):
-        episodes = _list_episodes([episode_id for part in parts for episode_id in part.unjudged.get(name, ())])
+    for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):
+        episodes = _list_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
         if name:
             remedy = (
                 "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."

@@ -413,7 +413,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     NO_IMPULSE: lambda fields: fields.lacks_impulse(),
     SECOND_ARM: lambda fields: fields.arm_counts == 1,
     NO_PERSON: lambda fields: np.ones(len(fields.batch), dtype=np.bool_),
-    NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
+    NET_FORCE: lambda fields: np.array([NET_FORCE not in h.recorded_forces for h in fields.batch.headers], np.bool_),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_limit_nm": _lacks_torque_limits,
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,

@@ -59,6 +59,7 @@ MARKS = (
     Mark(DIVERGED, "diverged_replay", "diverged_replays", is_counted=True),
     Mark(FOREIGN_LOG),
     Mark(REPLAY),
+    Mark(PRIVILEGED),
 )
 CLIPPED = "clipped_actions"
 """Header field: number of actions that were out of range and clipped, if the policy's own protocol clips."""

@@ -139,7 +139,13 @@ TABLE: dict[str, Case] = {
     "scores over older ones": Case(
         before=write_scores,
         write=lambda folder: write_outputs(judge_records(folder, "default"), folder / "out"),
-        together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
+        together=(
+            "out/scores.json",
+            "out/scores.parquet",
+            "out/verdicts.msgpack.gz",
+            "out/report.html",
+            "out/judged_with.json",
+        ),
     ),
     "tables": Case(
         before=write_records,

@@ -32,14 +32,21 @@ from safevla_bench.text import describe_lookalikes, warn_once
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
+    from safevla_bench.jobs.evaluation.parallel import ParallelJudge
     from safevla_bench.judging.gates import EpisodeCosts
 
 
 def judge(
-    paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, mixes_starts: bool = False
+    paths: Sequence[Path | str],
+    ruleset: Ruleset,
+    *,
+    skip_invalid: bool = False,
+    mixes_starts: bool = False,
+    elsewhere: ParallelJudge | None = None,
 ) -> Judged:
     """Score every episode of run folders and archives; `skip_invalid` leaves out and counts invalid and lost ones.
-    `mixes_starts` accepts a benchmark's starts together with those of a search, for what computes no rates.
+    `mixes_starts` accepts a benchmark's starts together with those of a search, for what computes no rates. The row
+    groups of Parquet archives are judged `elsewhere`, if given, with the same results.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -50,15 +57,15 @@ def judge(
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     try:
-        records, scores = _score_sources(sources, ruleset, skip_invalid)
+        records, scores = _score_sources(sources, ruleset, skip_invalid, elsewhere)
     except UnknownTaskError as error:
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
             raise _mention_run_tags(error, sources) from None
-        return judge(paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts)
+        return judge(paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts, elsewhere=elsewhere)
     records.require_valid(skip_invalid=skip_invalid)
     if not mixes_starts:
-        _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
+        require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _lost_episodes(records))
     judged = Judged(
@@ -72,12 +79,15 @@ def judge(
         paths=tuple(sources),
         makers=tuple(_describe_makers(records, scores, ruleset)),
     )
+    if elsewhere is not None and elsewhere.can_judge(records.sources):
+        judged = replace(judged, score_records=elsewhere.score_records)
     for sentence in judged.describe_lookalikes():
         warn_once(sentence)
     return judged
 
 
-def _require_unmixed(suites: Collection[str]) -> None:
+def require_unmixed(suites: Collection[str]) -> None:
+    """Raise `RunError` for suites of starts that a search chose next to others."""
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
@@ -198,9 +208,13 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
+def _score_sources(
+    paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool, elsewhere: ParallelJudge | None
+) -> tuple[EpisodeIndex, Scores]:
     scan = Scan(paths)
     try:
+        if elsewhere is not None and elsewhere.can_judge(scan.sources):
+            return elsewhere.score_scan(scan, ruleset)
         scores = scoring.score_chunks(scan, ruleset)
     except SafevlaError:  # report all bad episodes first, then what the good ones lack
         scan.index().require_valid(skip_invalid=skip_invalid)
@@ -225,8 +239,8 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
     """Return a function that judges the same records by another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
-        scores = scoring.score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
-        return replace(scores, absent=judged.scores.absent)
+        rules = replace(judged.ruleset, library=library)
+        return replace(judged.score_records(judged.records, rules), absent=judged.scores.absent)
 
     return rescore
 

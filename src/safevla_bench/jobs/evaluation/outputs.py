@@ -23,7 +23,7 @@ from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import NOT_PHASED, Ruleset, RulesetRecipe
-from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.judging.scores import EpisodeScore, encode_scores
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import album, page, terminal
 from safevla_bench.report.analysis import analyze_scores
@@ -114,7 +114,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 
 
 def write_outputs(judged: Judged, out: Path) -> None:
-    """Write scores.json, scores.parquet and report.html into the folder `out`, which is made if missing.
+    """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
     Non-default rules are also written, as judged_with.json, for --rules as-judged. Older files are replaced together,
     so scores and report always match. Raises `FileError` if writing fails.
@@ -132,8 +132,8 @@ def write_outputs(judged: Judged, out: Path) -> None:
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
-    """Return file name -> bytes of scores.parquet and scores.json; `sources` as in `scores_document`. The table's
-    metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
+    """Return file name -> bytes of scores.parquet, scores.json and the verdicts; `sources` as in `scores_document`. The
+    table's metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
     """
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
     origin = {name: document[name] for name in folder.ORIGIN if name in document}
@@ -143,7 +143,11 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     schema = pa.schema([*fields.values(), *rare], metadata)
     cells = ({name: _plain(value) for name, value in msgspec.to_builtins(row).items()} for row in rows)
     table = pa.Table.from_pylist([*cells], schema=schema)
-    return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
+    return {
+        folder.SCORES_TABLE: folder.encode_parquet(table),
+        folder.SCORES: folder.dump_json(document),
+        folder.VERDICTS: encode_scores(judged.scores),
+    }
 
 
 def render_report(

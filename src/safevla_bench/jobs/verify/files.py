@@ -6,8 +6,10 @@ compared byte for byte.
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +125,7 @@ def check_files(run: Path) -> list[Finding]:
     ]
 
 
-_JUDGED = (folder.SCORES, folder.SCORES_TABLE, folder.REPORT, RULES)
+_JUDGED = (folder.SCORES, folder.SCORES_TABLE, folder.VERDICTS, folder.REPORT, RULES)
 _MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES, FOUND, parts.RAW}
 
 
@@ -400,6 +402,8 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     scores = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES)
     same = _compare_json(run, folder.SCORES, scores, contents[folder.SCORES], "judged again, the same bytes")
     findings = [source, same, _check_scores_table(run, contents[folder.SCORES_TABLE])]
+    if (run / folder.VERDICTS).exists():  # runs of earlier versions have none
+        findings.append(_check_verdicts(run, contents[folder.VERDICTS]))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -419,6 +423,16 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
 
 def _finding(check: str, difference: str | None, agreed: str) -> Finding:
     return mismatch(check, difference) if difference else agreement(check, agreed)
+
+
+def _check_verdicts(run: Path, expected: bytes) -> Finding:
+    try:
+        with limit_memory(run / folder.VERDICTS):
+            written = gzip.decompress(read_input(run / folder.VERDICTS, folder.MAX_VERDICTS_BYTES))
+    except (OSError, EOFError, zlib.error, RecordError) as error:
+        return mismatch(folder.VERDICTS, f"cannot be read: {error}")
+    difference = None if written == gzip.decompress(expected) else "the archive gives other verdicts"
+    return _finding(folder.VERDICTS, difference, "judged again, the same verdicts")
 
 
 _BATCH_ROWS = 1024

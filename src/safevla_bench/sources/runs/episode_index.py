@@ -188,15 +188,15 @@ class Scan:
     """One pass over sources that yields their episodes, some at a time, and then has their index."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._sources = open_sources(paths)
-        folders = [source.path for source in self._sources]
+        self.sources = open_sources(paths)
+        folders = [source.path for source in self.sources]
         files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
         total_bytes = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of what is kept of all episodes")
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
-        self._kept: list[list[Batch]] | None = [[] for _ in self._sources]
+        self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
         self._free = KEPT_BYTES
         self._batches = self._read()
 
@@ -208,14 +208,14 @@ class Scan:
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
-        return EpisodeIndex(tuple(self._sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
+        return EpisodeIndex(tuple(self.sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
 
     def _read(self) -> Iterator[Batch]:
-        for number, source in enumerate(self._sources):
+        for number, source in enumerate(self.sources):
             for batch in merge_batches(self._note_batches(number, source)):
                 if self._kept is not None:
                     self._kept[number].append(batch)
-                    self._free -= _memory(batch)
+                    self._free -= _array_bytes(batch)
                     self._kept = self._kept if self._free >= 0 else None
                 yield batch
 
@@ -278,7 +278,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     total_bytes = 0
     for batch in batches:
         gathered.append(batch)
-        total_bytes += _memory(batch)
+        total_bytes += _array_bytes(batch)
         if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
             yield concatenate_batches(gathered) if len(gathered) > 1 else batch
             gathered, total_bytes = [], 0
@@ -288,6 +288,13 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 MAX_NOTES_BYTES = 1 << 30  # of the facts kept about all episodes, about 250,000, and of errors; or the files' size
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
+
+
+def _array_bytes(value: object) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    parts = value if isinstance(value, Mapping) else getattr(value, "__dataclass_fields__", {})
+    return sum(_array_bytes(value[name] if parts is value else getattr(value, name)) for name in parts)
 
 
 def _memory(value: object) -> int:

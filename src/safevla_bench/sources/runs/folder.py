@@ -39,6 +39,9 @@ BY_CHANCE = (
 )
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
+VERDICTS = "verdicts.msgpack.gz"
+"""The file with everything that summaries are computed from, which `safevla score --combine` reads."""
+MAX_VERDICTS_BYTES = 1 << 30
 EXPERIMENTS = "experiments"  # the folder in a run folder for judgements by other rules, which are not its own
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")

@@ -138,7 +138,7 @@ class RecordSource:
             self,
             absent=rename(self.absent),
             expected=None if self.expected is None else rename(self.expected),
-            read=lambda *places: _rename_batches(self.read(*places), names),
+            read=lambda *places: rename_batches(self.read(*places), names),
             policy_names=names,
         )
 
@@ -192,7 +192,8 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
-def _rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
+def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
+    """Yield the batches with renamed policies; a policy that is not in `names` keeps its name."""
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)

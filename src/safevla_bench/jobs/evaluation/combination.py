@@ -1,0 +1,216 @@
+"""Combining the scores of judged folders as they were written, without their records.
+
+A run of many shards is judged shard by shard, each where it was rolled out; the summaries are then those of all
+episodes. Memory holds the verdicts, some 2 kB an episode, and the rows of `scores.parquet` pass through.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safevla_bench.archive.parquet_guard import open_parquet, read_batches
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import decode_json, make_folder, read_input, write_together
+from safevla_bench.jobs.evaluation.judgement import require_unmixed
+from safevla_bench.judging import metrics, provenance_marks
+from safevla_bench.judging.judged import INTERRUPTED
+from safevla_bench.judging.metrics import Summary, measure_baseline
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance
+from safevla_bench.judging.scores import Scores, decode_scores
+from safevla_bench.report.headline import build_headline
+from safevla_bench.report.render import render_html
+from safevla_bench.report.tables import notices
+from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.report.tables.table import Table
+from safevla_bench.sources.runs import folder as run_folder
+from safevla_bench.sources.runs.policy_names import distinguish_policies, identify_policies
+from safevla_bench.trajectory.marks import PRIVILEGED
+from safevla_recorder.identity import is_other_code
+
+_TOGETHER = "Judge their records together: safevla score with all the runs."
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the table of scores of a judged folder says about its origin."""
+
+    folder: Path
+    judged_by: Provenance
+    sources: Sequence[dict[str, Any]]
+    recorded_with: dict[str, list[str]]
+    schema: pa.Schema
+
+    @classmethod
+    def read(cls, folder: Path) -> _Written:
+        with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge it first: safevla score {folder}."):
+            with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
+                schema = file.schema_arrow
+            origin = {name.decode(): text for name, text in (schema.metadata or {}).items()}
+            written = cls(
+                folder,
+                decode_json(origin.get("judged_by", b""), Provenance),
+                decode_json(origin.get("sources", b"[]"), list[dict[str, Any]]),
+                decode_json(origin.get("recorded_with", b"{}"), dict[str, list[str]]),
+                schema.remove_metadata(),
+            )
+        if written.judged_by.as_written:
+            remedy = "Name the folders that were combined, all at once."
+            raise RunError("its scores are combined already", remedy=remedy, place=Place(file=str(folder)))
+        return written
+
+    @property
+    def codes(self) -> list[str]:
+        return [code for source in self.sources for code in run_folder.recorded_code(source)]
+
+    def require_alike(self, other: _Written) -> None:
+        """Raise `RunError` unless both were judged by the same rules and version, and recorded by the same code."""
+        ways = [(w.judged_by.rules, w.judged_by.intervals, w.judged_by.version) for w in (self, other)]
+        place = Place(file=str(other.folder))
+        if ways[0] != ways[1]:
+            both = "\n".join(f"  {written.judged_by.to_sentence()}" for written in (self, other))
+            problem = f"it was judged differently from {self.folder}:\n{both}"
+            raise RunError(problem, remedy="Judge all by the same rules and version.", place=place)
+        if any(is_other_code(code, own) for code in self.codes for own in other.codes):
+            both = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
+            problem = f"its episodes were recorded by other code than those of {self.folder}:\n{both}"
+            raise RunError(problem, remedy="Roll out all with one version of the code.", place=place)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The summaries of combined scores: those of all episodes, and the table of cells with what it must say."""
+
+    episodes: int
+    answer: str
+    table: Table
+
+
+def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
+    """Write scores.json (without the row of each episode), scores.parquet and report.html of the folders' episodes
+    into `out`, as these folders' files say; nothing is judged again. Raises `RunError` for a folder that is not judged
+    or differs in rules, version or code, for an episode in two of them, and for different policies of one name.
+    """
+    written = [_Written.read(folder) for folder in folders]
+    for other in written[1:]:
+        written[0].require_alike(other)
+    _require_same_policies(folders)
+    scores = Scores.join(map(_read_scores, folders))
+    _require_unique(scores)
+    require_unmixed({*scores.benchmark, *(lost.benchmark for lost in scores.absent)})
+    provenance = _join_provenance([own.judged_by for own in written])
+    cells, total = metrics.cells(scores), metrics.aggregate(scores)
+    sources = [source for own in written for source in own.sources]
+    packages = dict.fromkeys(chain.from_iterable(own.recorded_with for own in written))
+    versions = {name: sorted({v for own in written for v in own.recorded_with.get(name, [])}) for name in packages}
+    document = {
+        "scores_version": run_folder.SCORES_VERSION,
+        "aggregate": total,
+        "cells": cells,
+        "absent": scores.absent,
+        "specs": scores.specs,
+        "judged_by": provenance,
+        "sources": sources,
+        "recorded_with": versions,
+    }
+    table = _build_table(scores, cells, total, provenance, sources)
+    contents = {
+        run_folder.SCORES: run_folder.dump_json(document),
+        run_folder.SCORES_TABLE: _join_tables(written, {name: document[name] for name in run_folder.ORIGIN}),
+        run_folder.REPORT: render_html([table], "Safety report").encode(),
+    }
+    make_folder(out)
+    write_together(out, contents, chief=run_folder.SCORES)
+    return Combination(len(scores), build_headline(cells, total).answer, table)
+
+
+def _read_scores(folder: Path) -> Scores:
+    path = folder / run_folder.VERDICTS
+    with run_folder.readable(path, f"Judge it again, with this version: safevla score {folder}."):
+        return decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
+
+
+def _require_same_policies(folders: Sequence[Path]) -> None:
+    runs = [folder for folder in folders if (folder / run_folder.RUN).exists()]
+    identities = [identify_policies(folder, run_folder.read_description(folder)) for folder in runs]
+    shared = [name for names in distinguish_policies(identities, runs) for name in names]
+    if shared:
+        raise RunError(f"several policies have the name {shared[0]!r}", remedy=f"{_TOGETHER[:-1]}, which renames them.")
+
+
+def _require_unique(scores: Scores) -> None:
+    counts = Counter(zip(scores.policy, scores.episode_id, strict=True))
+    if len(counts) < len(scores):
+        (policy, episode_id), _ = counts.most_common(1)[0]
+        problem = f"two folders have this episode of policy {policy!r}"
+        raise RunError(problem, remedy="Name each folder once.", place=Place(episode=episode_id))
+
+
+def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
+    lost = [part.lost for part in parts if part.lost is not None]
+    return msgspec.structs.replace(
+        parts[0],
+        as_written=True,
+        skipped=tuple(chain.from_iterable(part.skipped for part in parts)),
+        lost=reduce(_add_lost, lost) if lost else None,
+    )
+
+
+def _add_lost(first: LostEpisodes, second: LostEpisodes) -> LostEpisodes:
+    return LostEpisodes(
+        episodes=first.episodes + second.episodes,
+        more=first.more or second.more,
+        named=first.named + second.named,
+        places=first.places + second.places,
+    )
+
+
+def _build_table(
+    scores: Scores,
+    cells: Sequence[Summary],
+    total: Summary,
+    provenance: Provenance,
+    sources: Sequence[dict[str, Any]],
+) -> Table:
+    privileged = {policy for policy, flag in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if flag}
+    table = headline_table(cells, total, privileged=privileged)
+    remarks = [
+        *([INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
+        *([f"{len(provenance.skipped)} invalid episodes left out."] if provenance.skipped else []),
+        *([f"{provenance.lost} in damaged files."] if provenance.lost else []),
+        *provenance_marks.warn_of_records(scores),
+        *notices.baseline_warnings(measure_baseline(scores)),
+        provenance.to_sentence(),
+    ]
+    return replace(table, remarks=(*table.remarks, *remarks))
+
+
+def _join_tables(written: Sequence[_Written], origin: dict[str, object]) -> bytes:
+    fields = pa.unify_schemas([own.schema for own in written])
+    schema = fields.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
+        for batch in chain.from_iterable(map(_read_rows, written)):
+            columns = [
+                batch[field.name] if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
+                for field in schema
+            ]
+            writer.write_batch(pa.record_batch(columns, schema))
+    return sink.getvalue()
+
+
+def _read_rows(written: _Written) -> Iterator[pa.RecordBatch]:
+    with run_folder.readable(
+        written.folder / run_folder.SCORES_TABLE, f"Judge it again: safevla score {written.folder}."
+    ):
+        yield from read_batches(written.folder / run_folder.SCORES_TABLE)

@@ -1,0 +1,225 @@
+"""Judging the row groups of Parquet archives in several processes, of this machine or of a Ray cluster.
+
+A process reads a row group, judges it, and sends back its scores and the headers. These are joined in the order of the
+files, so that results have the same bytes for any number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from safevla_bench import archive
+from safevla_bench.archive import parquet
+from safevla_bench.errors import RecordError, RunError, SafevlaError
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import JudgedChunk, join_judged, judge_chunk
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
+from safevla_bench.sources.runs.policy_names import PolicyNames
+from safevla_bench.sources.runs.sources import RecordSource, rename_batches
+from safevla_bench.trajectory.batch import Batch, batch_of_headers
+from safevla_bench.trajectory.header import EpisodeKey
+from safevla_recorder.identity import describe_code
+
+if TYPE_CHECKING:
+    from safevla_bench.rollout.ray import RayCluster
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Some rows of an archive file; None = all. The policies in it are renamed."""
+
+    path: Path
+    rows: range | None
+    names: PolicyNames
+
+
+Judgement = JudgedChunk | SafevlaError
+Items = Sequence[RecordError | tuple[Batch, Judgement]]
+ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterator[Items]]
+
+
+def judge_part(ruleset: Ruleset, part: FilePart) -> Items:
+    """Return the errors of a part, and its batches, without what only judging reads, with their scores, or the error of
+    judging them.
+    """
+    items: list[RecordError | tuple[Batch, Judgement]] = []
+    for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
+        if isinstance(batch, RecordError):
+            items.append(batch)
+            continue
+        stamps = {"time_s": batch.channel("time_s")}
+        outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=stamps)
+        try:
+            items.append((outline, judge_chunk(batch, ruleset)))
+        except SafevlaError as error:
+            items.append((outline, error))
+    return items
+
+
+@dataclass(frozen=True)
+class ParallelJudge:
+    """Judges the row groups of archives by `run`, which maps over them in other processes."""
+
+    run: ParallelMap
+
+    def can_judge(self, sources: Sequence[RecordSource]) -> bool:
+        """Return whether all files of the sources are Parquet archives; others are judged in one process."""
+        return all(
+            source.files and all(file.suffix == parquet.SUFFIX and not file.is_dir() for file in source.files)
+            for source in sources
+        )
+
+    def score_scan(self, scan: Scan, ruleset: Ruleset) -> tuple[EpisodeIndex, Scores]:
+        """Return the index of the sources and the scores of its episodes. Raises as `score_chunks` does."""
+        judged: list[Judgement] = []
+        sources = scan.sources
+        scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own)) for own in sources]
+        records = replace(scan.index(), sources=tuple(sources), kept=None)
+        return records, _join(records, judged, ruleset)
+
+    def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
+        """Return the scores of the episodes of an index by other rules. Raises as `score_chunks` does."""
+        judged: list[Judgement] = []
+        for source in records.sources:
+            deque(self._read(ruleset, judged, source), maxlen=0)
+        return _join(records, judged, ruleset)
+
+    def _read(self, ruleset: Ruleset, judged: list[Judgement], source: RecordSource) -> Iterator[Batch | RecordError]:
+        seen: dict[EpisodeKey, str] = {}
+        parts = list(_list_parts(source))
+        if not any(part.rows for part in parts):  # the source itself says why it has no episodes
+            yield from (error for error in source.read() if isinstance(error, RecordError))
+            return
+        for part, items in zip(parts, self.run(partial(judge_part, ruleset), parts), strict=True):
+            for item in items:
+                if isinstance(item, RecordError):
+                    yield item
+                else:
+                    judged.append(item[1])
+                    yield from archive.drop_repeated(item[0], part.path, seen)
+
+
+def _list_parts(source: RecordSource) -> Iterator[FilePart]:
+    for file in source.files:
+        ends = pairwise(accumulate(parquet.count_rows(file), initial=0))
+        groups: list[range | None] = [range(first, end) for first, end in ends if end > first]
+        yield from (FilePart(file, rows, source.policy_names) for rows in groups or [None])
+
+
+def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) -> Scores:
+    """Return the scores of the episodes in the index, without those that it refuses, such as repeated ones."""
+
+    def require_scores() -> Iterator[JudgedChunk]:
+        for chunk in judged:
+            if isinstance(chunk, SafevlaError):
+                raise chunk
+            yield chunk
+
+    scores = join_judged(require_scores(), ruleset)
+    keys = list(zip(scores.policy, scores.episode_id, strict=True))
+    if keys == [header.key for header in records.headers]:
+        return scores
+    first = {key: k for k, key in reversed([*enumerate(keys)])}
+    return scores.select_episodes(np.array([first[header.key] for header in records.headers], dtype=np.int64))
+
+
+@contextmanager
+def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[ParallelJudge | None]:
+    """Yield a judge with this number of processes, or of tasks on a cluster; None for one process here. It raises
+    `RunError` if a process ends or a node has other code. Raises the errors of `connect_ray`.
+    """
+    if cluster is not None:
+        from safevla_bench.rollout.ray import connect_ray, require_room
+
+        with connect_ray(cluster, workers) as ray:
+            require_room(ray, cluster, {})
+            task = ray.remote(num_cpus=cluster.cpus, scheduling_strategy="SPREAD")(_call_on_node)
+            yield ParallelJudge(partial(_map_ahead, partial(_submit_to_ray, ray, task), workers))
+    elif workers == 1:
+        yield None
+    else:
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent)
+        try:
+            yield ParallelJudge(partial(_map_ahead, partial(_submit_to_pool, pool), workers))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
+    """Yield the results in order, while at most two items for each process wait or are processed."""
+    pending: deque[Callable[[], Any]] = deque()
+    for item in items:
+        pending.append(submit(function, item))
+        if len(pending) == 2 * workers:
+            yield pending.popleft()()
+    while pending:
+        yield pending.popleft()()
+
+
+def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Callable[[], Any]:
+    def receive() -> Any:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            problem = "a process that judges ended, often because memory ran out"
+            raise RunError(problem, remedy="Fewer --workers need less memory.") from None
+
+    future = pool.submit(function, item)
+    return receive
+
+
+def _end_with_parent() -> None:
+    """Leave Ctrl-C to the command's own process, and end if that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_await_parent, daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _submit_to_ray(ray: Any, task: Any, function: Any, item: Any) -> Callable[[], Any]:
+    def receive() -> Any:
+        try:
+            result = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
+            raise RunError(problem, remedy="Every node needs safevla-bench, of the same version as here.") from None
+        if isinstance(result, SafevlaError):
+            raise result
+        return result
+
+    reference = task.remote(describe_code(), Path.cwd(), function, item)
+    return receive
+
+
+def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
+    try:
+        if (own := describe_code()) != code:
+            problem = f"the node {platform.node()} has other code than this machine:\n  {own}\n  {code}"
+            raise RunError(problem, remedy="Install the same on every node; verdicts depend on it.")
+        if not item.path.is_absolute():
+            os.chdir(folder)
+        return function(item)
+    except SafevlaError as error:
+        return error
