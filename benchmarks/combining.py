@@ -1,6 +1,6 @@
 """What combining the scores of many judged episodes costs: python benchmarks/combining.py [--episodes N] [--folders K]
 
-The demo's verdicts are repeated under new ids in K judged folders, and combined in a process of its own, whose CPU time
+The demo's verdicts are repeated under new ids in K judged folders, and combined in another process, whose CPU time
 and peak of memory are printed.
 """
 
