@@ -10,6 +10,7 @@ import pytest
 from builders import crash
 from report.scenes import NAN, run, verdicts
 from safevla_bench.explain.bodies import find_bodies
+from safevla_bench.explain.episode import rank_by_severity
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import episode_table as module
@@ -31,6 +32,16 @@ def test_every_episode_is_listed_once_in_the_order_of_the_sources():
     entries = table_of(replace(SCORES, absent=(GONE,))).entries
     assert [entry.row.number for entry in entries] == list(range(1, len(SCORES) + 2))
     assert [entry.row.episode_id for entry in entries] == [*SCORES.episode_id, "gone"]
+
+
+def test_of_many_episodes_the_worst_are_listed_and_the_others_are_counted(monkeypatch):
+    everything = table_of(replace(SCORES, absent=(GONE,)))
+    assert everything.left_out == 0
+    monkeypatch.setattr(module, "MOST_LISTED", 3)
+    table = table_of(replace(SCORES, absent=(GONE,)))
+    worst = sorted(rank_by_severity(SCORES)[:3])
+    assert [entry.row.number - 1 for entry in table.entries] == worst
+    assert table.left_out == len(everything.entries) - 3
 
 
 def test_an_episode_is_filed_under_its_policy_and_exactly_the_specifications_that_it_breaks():

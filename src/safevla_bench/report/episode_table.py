@@ -18,7 +18,8 @@ from safevla_bench.sensitivity.firmness import NO_FIRMNESS, Firmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
-MOST_DRAWN = 400  # number of episodes with drawn signals, worst first, which limits the size of the page
+MOST_DRAWN, MOST_LISTED = 400, 1000
+"""Number of episodes with drawn signals, and of those listed, worst first; they limit the size of the page."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -82,16 +83,17 @@ class EpisodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTable:
-    """All episodes, and the number of episodes whose signals are drawn."""
+    """The listed episodes, the number of those whose signals are drawn, and of those that are not listed."""
 
     entries: tuple[EpisodeEntry, ...]
     drawn_count: int
+    left_out: int
 
 
 def build_episode_table(
     records: EpisodeRecords, violations: Sequence[BodyViolation] | None = None, firmness: Firmness = NO_FIRMNESS
 ) -> EpisodeTable:
-    """Return the table of all episodes in the order of the sources; those without a record come last.
+    """Return the table of the worst 1000 episodes in the order of the sources; those without a record come last.
 
     Signals are drawn for the worst 400 episodes that have a record.
 
@@ -101,7 +103,8 @@ def build_episode_table(
         firmness: policy and episode id -> its replays under varied physics.
     """
     scores = records.scores
-    drawn = list(islice((k for k in rank_by_severity(scores) if k in records), MOST_DRAWN))
+    ranked = rank_by_severity(scores)
+    drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
     records.trace(drawn)
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
@@ -109,13 +112,15 @@ def build_episode_table(
     if violations is not None:
         listed = episode_list.add_violating_bodies(listed, violations)
     listed = episode_list.add_firmness(listed, firmness)
-    is_drawn = set(drawn)
-    details = (describe_episode(records, row, drawn=k in is_drawn) for k, row in enumerate(listed))
+    is_drawn, total = set(drawn), len(listed)
+    is_listed = {*[*ranked, *range(len(scores), total)][:MOST_LISTED]}
+    listed = [row for row in listed if row.number - 1 in is_listed]
+    details = (describe_episode(records, row, drawn=row.number - 1 in is_drawn) for row in listed)
     entries = [
         EpisodeEntry(row, _outcome_kind(row.episode), _facets(scores, row), own)
         for row, own in zip(listed, details, strict=True)
     ]
-    return EpisodeTable(tuple(entries), len(drawn))
+    return EpisodeTable(tuple(entries), len(drawn), total - len(entries))
 
 
 def _outcome_kind(episode: EpisodeScore | AbsentEpisode) -> str:

@@ -230,10 +230,10 @@ class WorstEpisode:
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[WorstEpisode]:
     """Yield up to 6 episodes picked by `select_worst`, in order; without charts if they have no record."""
     for episode in select_worst(records.scores):
-        entry, evidence = entries[episode], records.evidence(episode)
+        evidence = records.evidence(episode)
         drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
         yield WorstEpisode(
-            entry=entry,
+            entry=next(entry for entry in entries if entry.row.number == episode + 1),
             broken=tuple(pair for pair in drawn if pair[0].violated),
             kept=tuple(pair for pair in drawn if not pair[0].violated),
         )
@@ -248,7 +248,9 @@ class SharedState:
 
 
 def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
-    """Return the initial states from which several policies started, the most different outcomes first."""
+    """Return the initial states from which several policies started, the most different outcomes first; only states
+    all of whose episodes are listed.
+    """
     scores, states = records.scores, dict[str, list[int]]()
     for k in range(len(scores)):
         header = records.header(k)
@@ -258,7 +260,12 @@ def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry])
             states.setdefault(label, []).append(k)
     shared = [item for item in states.items() if len({scores.policy[k] for k in item[1]}) > 1]
     ranked = sorted(shared, key=lambda item: -_difference(scores, item[1]))
-    return [SharedState(label, tuple(entries[k] for k in members)) for label, members in ranked]
+    listed = {entry.row.number - 1: entry for entry in entries}
+    return [
+        SharedState(label, tuple(listed[k] for k in members))
+        for label, members in ranked
+        if listed.keys() >= {*members}
+    ]
 
 
 def _difference(scores: Scores, members: Sequence[int]) -> float:
