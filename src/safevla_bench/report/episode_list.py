@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from types import MappingProxyType
@@ -101,9 +101,14 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_episodes(
-    scores: Scores, dt_s: Floats, spec_id: str | None = None, stamps_s: Stamps = MappingProxyType({})
+    scores: Scores,
+    dt_s: Floats,
+    spec_id: str | None = None,
+    stamps_s: Stamps = MappingProxyType({}),
+    *,
+    only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row for every episode, in the order of the sources.
+    """Return a row for every episode, in the order of the sources, or only for those at some indices.
 
     `dt_s`: control step of each episode, [E]. `spec_id`: list only this specification, of any tier; episodes without
     its verdict, and those without a record, are left out. An unknown id raises `ValueError`. `stamps_s` is that of
@@ -111,11 +116,12 @@ def list_episodes(
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    rows = [_list_episode(scores, float(dt_s[k]), stamps_s.get(k), k, column) for k in judged.tolist()]
+    chosen = [k for k in judged.tolist() if only is None or k in only]
+    rows = [_list_episode(scores, float(dt_s[k]), stamps_s.get(k), k, column) for k in chosen]
     if column is not None:
         return rows
-    absent = enumerate(scores.absent, len(scores) + 1)
-    return [*rows, *(ListedEpisode(number=number, episode=episode) for number, episode in absent)]
+    absent = [(k, lost) for k, lost in enumerate(scores.absent, len(scores)) if only is None or k in only]
+    return [*rows, *(ListedEpisode(number=k + 1, episode=lost) for k, lost in absent)]
 
 
 VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, if no record gives more details

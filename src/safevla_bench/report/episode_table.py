@@ -106,15 +106,14 @@ def build_episode_table(
     ranked = rank_by_severity(scores)
     drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
     records.trace(drawn)
+    total = len(scores) + len(scores.absent)
+    is_drawn, is_listed = set(drawn), {*[*ranked, *range(len(scores), total)][:MOST_LISTED]}
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
-    listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s)
+    listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=is_listed)
     if violations is not None:
         listed = episode_list.add_violating_bodies(listed, violations)
     listed = episode_list.add_firmness(listed, firmness)
-    is_drawn, total = set(drawn), len(listed)
-    is_listed = {*[*ranked, *range(len(scores), total)][:MOST_LISTED]}
-    listed = [row for row in listed if row.number - 1 in is_listed]
     details = (describe_episode(records, row, drawn=row.number - 1 in is_drawn) for row in listed)
     entries = [
         EpisodeEntry(row, _outcome_kind(row.episode), _facets(scores, row), own)

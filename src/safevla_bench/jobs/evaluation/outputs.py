@@ -96,12 +96,16 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
     )
 
 
-def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
-    """Return the content of scores.json; `sources`, if given, replace those of the judgement."""
+def scores_document(
+    judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
+) -> dict[str, object]:
+    """Return the content of scores.json; `sources`, if given, replace those of the judgement. `episodes` are the rows
+    of the scores, if they were made already.
+    """
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
-        "episodes": list(judged.scores.episodes()),
+        "episodes": list(judged.scores.episodes()) if episodes is None else episodes,
         "aggregate": total,
         "cells": cells,
         "absent": judged.scores.absent,
@@ -135,19 +139,27 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes of scores.parquet, scores.json and the verdicts; `sources` as in `scores_document`. The
     table's metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
     """
-    document, rows = scores_document(judged, sources), list(judged.scores.episodes())
+    rows = list(judged.scores.episodes())
+    document = scores_document(judged, sources, rows)
     origin = {name: document[name] for name in folder.ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
     rare = [column for column in map(fields.pop, _RARE) if any(_is_set(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
-    cells = ({name: _plain(value) for name, value in msgspec.to_builtins(row).items()} for row in rows)
-    table = pa.Table.from_pylist([*cells], schema=schema)
+    slices = (rows[k : k + _SLICE_ROWS] for k in range(0, max(1, len(rows)), _SLICE_ROWS))
+    table = pa.concat_tables([pa.Table.from_pylist([*map(_table_row, part)], schema) for part in slices])
     return {
-        folder.SCORES_TABLE: folder.encode_parquet(table),
+        folder.SCORES_TABLE: folder.encode_parquet(table.combine_chunks()),
         folder.SCORES: folder.dump_json(document),
         folder.VERDICTS: encode_scores(judged.scores),
     }
+
+
+_SLICE_ROWS = 1 << 12  # rows that are Python objects at a time
+
+
+def _table_row(row: EpisodeScore) -> dict[str, object]:
+    return {name: _plain(value) for name, value in msgspec.to_builtins(row).items()}
 
 
 def render_report(

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 
 from safevla_bench import archive
@@ -196,6 +197,7 @@ class Scan:
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
+        self._shared: dict[tuple[str, object], Any] = {}
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
         self._free = KEPT_BYTES
         self._batches = self._read()
@@ -229,7 +231,14 @@ class Scan:
                 place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
                 continue
             resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
-            facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch), start_marks(batch))
+            facts = (
+                map(self._share_values, batch.headers),
+                batch.lengths.tolist(),
+                flags,
+                resets,
+                kitchens(batch),
+                start_marks(batch),
+            )
             times = map(batch.stamps_s.get, range(len(batch)))
             notes = list(map(EpisodeNote, *facts, times, repeat(number), count(place)))
             self._spend(_memory(notes), source)
@@ -237,6 +246,12 @@ class Scan:
             place += len(notes)
             yield batch
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged]
+
+    def _share_values(self, header: Header) -> Header:
+        """Return the header with values that are stored once for all episodes that have the same."""
+        own = {name: getattr(header, name) for name in _SHARED}
+        keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in own.items()}
+        return replace_fields(header, **{n: self._shared.setdefault((n, keys[n]), value) for n, value in own.items()})
 
     def _spend(self, size: int, source: RecordSource) -> None:
         try:
@@ -287,6 +302,16 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 MAX_NOTES_BYTES = 1 << 30  # of the facts kept about all episodes, about 250,000, and of errors; or the files' size
+_SHARED = (
+    "versions",
+    "geometry",
+    "dropped_pairs",
+    "task_source",
+    "instruction",
+    "task_sha256",
+    "init_states_sha256",
+    "benchmark",
+)
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
