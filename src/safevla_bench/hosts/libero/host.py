@@ -16,19 +16,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
+from safevla_bench.hosts.libero import noise
+from safevla_bench.hosts.libero import plus as libero_plus
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.noise import SIZE, add_noise
-from safevla_bench.hosts.libero.plus import (
-    BENCHMARKS,
-    CATEGORIES,
-    PER_STRATUM,
-    data_folder,
-    describe_sample,
-    find_variant,
-    is_plus,
-    list_tasks,
-    parse_count,
-)
 from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost, RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
@@ -51,17 +41,20 @@ class LiberoHost(MujocoHost):
     name = "libero"
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
-    def __init__(self, plus: str = str(PER_STRATUM)) -> None:
-        self._plus = parse_count(plus)
+    def __init__(self, plus: str = str(libero_plus.PER_STRATUM)) -> None:
+        self._plus = libero_plus.parse_count(plus)
         self._sample: dict[str, str] = {}
 
     def suites(self) -> tuple[str, ...]:
         """Return the names of LIBERO's and LIBERO-PRO's suites, and of LIBERO-plus's if its files are here."""
         try:
-            data_folder()
+            libero_plus.data_folder()
         except HostError:
             return tuple(ALL_SUITES)
-        return (*ALL_SUITES, *(name for name, (_, category) in BENCHMARKS.items() if category in CATEGORIES))
+        return (
+            *ALL_SUITES,
+            *(name for name, (_, category) in libero_plus.BENCHMARKS.items() if category in libero_plus.CATEGORIES),
+        )
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
@@ -71,10 +64,10 @@ class LiberoHost(MujocoHost):
         name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed or
         cannot be imported.
         """
-        if is_plus(suite):
+        if libero_plus.is_plus(suite):
             libero_tasks.require_libero()
-            self._sample = describe_sample(self._plus)
-            return list_tasks(suite, self._plus)
+            self._sample = libero_plus.describe_sample(self._plus)
+            return libero_plus.list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
             if libero_tasks.is_task_path(suite):
@@ -92,7 +85,7 @@ class LiberoHost(MujocoHost):
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task, with a renderer and GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
-        sample = describe_sample(self._plus) if task.benchmark in BENCHMARKS else {}
+        sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -130,9 +123,10 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._control_steps = 0
-        self._variant = variant = find_variant(task)
-        if variant and variant.noise and wants.cameras and wants.image_size != SIZE:
-            problem = f"LIBERO-plus's noise is defined for pictures of {SIZE[0]} x {SIZE[1]}, not {wants.image_size}"
+        self._variant = variant = libero_plus.find_variant(task)
+        if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
+            height, width = noise.SIZE
+            problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"
             raise HostError(problem, remedy="Take a policy that wants such pictures, or leave out the noise variants.")
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
@@ -230,7 +224,7 @@ class LiberoEnv(RobosuiteEnv):
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
-            raw = {**raw, name: add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}
+            raw = {**raw, name: noise.add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}
         return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
