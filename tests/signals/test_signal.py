@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from builders import recordings
 from safevla_bench.signals import derive_signals
 from safevla_bench.signals import signal as signals
-from safevla_bench.signals.signal import SIGNALS, signal
+from safevla_bench.signals.signal import SIGNALS, RecordFields, signal
 from safevla_bench.trajectory.single_episode import from_recording
 
 
 @given(st.builds(from_recording, recordings()))
 def test_no_signal_is_ever_a_negative_zero(batch):
     """Values reach outputs as they are, and -0.0 there reads like a violation."""
-    for name, values in derive_signals(batch, SIGNALS).items():
-        assert values.dtype == np.bool_ or not (np.signbit(values) & (values == 0)).any(), name
+    for fields in RecordFields(batch).views(SIGNALS):
+        for name, values in derive_signals(fields, SIGNALS).items():
+            assert values.dtype == np.bool_ or not (np.signbit(values) & (values == 0)).any(), name
 
 
 @given(st.builds(from_recording, recordings()))
