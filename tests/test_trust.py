@@ -74,6 +74,7 @@ PLACES = {
     # Imports by name
     ("__init__.py", "import_module"): OWN,
     ("cli/__init__.py", "import_module"): OWN,
+    ("cli/completion.py", "import_module"): OWN,
     ("publishing/tracking.py", "import_module"): OWN,
     ("rollout/ray.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
@@ -386,8 +387,8 @@ def test_arguments_of_a_plug_in_host_are_the_user_s_and_its_name_alone_is_not_co
 
 UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
-OWN_PROCESSES = {"safevla_bench/rollout/scheduler.py"}
-"""A run and its workers, which are the same program, speak over a pipe of their own that nobody else has."""
+OWN_PROCESSES = {"safevla_bench/rollout/scheduler.py", "safevla_bench/jobs/evaluation/parallel.py"}
+"""A command and its workers are the same program, and no other process has their pipe."""
 
 
 def test_no_module_imports_what_unpickles():

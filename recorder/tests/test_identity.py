@@ -67,6 +67,7 @@ def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path, monkeyp
     (tmp_path / "mine" / "__init__.py").touch()
     (tmp_path / "mine" / "envs" / "base.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     __import__("mine")
     damaged = tmp_path / "damaged-1.0.dist-info"
     damaged.mkdir()

@@ -355,6 +355,7 @@ def test_pairs_begin_at_no_initial_state_and_at_no_scene_of_a_demonstration(draw
     assert len(set(seeds)) == len(seeds) == len(scenes) * plan.pair_seeds
 
 
+@needs_torch
 def test_each_variant_is_registered_before_it_is_trained_and_evaluated_as_registered(tmp_path):
     plan = Plan(tmp_path, states=50, checkpoints=(), students=tuple(safer.list_students([0, 1, 2])))
     jobs = safer.plan_jobs(plan)

@@ -65,8 +65,8 @@ def plan_episodes(
     """Return every episode, in the order policy, task, episode.
 
     `episodes` per task: a number; None = the benchmark's number; `protocol` = the protocol's number, else the
-    benchmark's, and 1 if the benchmark runs the task once. If the mapping `recorded` is given, only its numbers for
-    the policy and task count; there may be none.
+    benchmark's, and 1 if the benchmark runs the task once, from its only initial state. If the mapping `recorded` is
+    given, only its numbers for the policy and task count; there may be none.
 
     Raises `RunError` if there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol has no horizon for a suite.
@@ -153,8 +153,8 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
         return episodes
     if episodes is None:
         return task.episodes or 1
-    count = rules.suite_trials(task.benchmark) if task.episodes != 1 else 1
-    count = count or task.episodes
+    runs_once = task.episodes == task.init_states == 1
+    count = task.episodes if runs_once else rules.suite_trials(task.benchmark) or task.episodes
     if count is None:
         problem = f"neither the protocol {rules.name!r} nor the host says how many episodes {task.benchmark!r} has"
         raise RunError(problem, remedy="Pass --episodes N.")
