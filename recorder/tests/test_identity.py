@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -67,8 +67,12 @@ def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path, monkeyp
     (tmp_path / "mine" / "__init__.py").touch()
     (tmp_path / "mine" / "envs" / "base.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     __import__("mine")
+
+    def list_installed():  # without the import system's cached listing of folders
+        return [importlib.metadata.Distribution.at(path) for path in sorted(tmp_path.glob("*.dist-info"))]
+
+    monkeypatch.setattr(importlib.metadata, "distributions", list_installed)
     damaged = tmp_path / "damaged-1.0.dist-info"
     damaged.mkdir()
     (damaged / "direct_url.json").write_text("[]")
@@ -80,7 +84,6 @@ def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path, monkeyp
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (folder / "RECORD").write_text("mine/__init__.py,,\n")
-        importlib.invalidate_caches()  # a folder changed twice in one tick of the clock has one time
         for cached in (find_distributions, read_source):
             cached.cache_clear()
         if name == "first-mine":
