@@ -101,6 +101,9 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "judges, and --combine does not.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
+    if named := next((path for path in sources.paths if getattr(path, "policy", None)), None):
+        remedy = f"Name the policy when the folder is judged: safevla score {named.policy}=RUN --out DIR."
+        raise RunError("--combine renames no policy", remedy=remedy, place=Place(file=str(named)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
     if form == "json":

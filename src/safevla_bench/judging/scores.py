@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
 
 import msgspec
 import numpy as np
@@ -608,9 +608,17 @@ def decode_scores(content: bytes) -> Scores:
     columns = {own.name: getattr(scores, own.name) for own in fields(scores) if own.name not in _OF_ALL}
     leading = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
     for name, values in (columns | dict(scores.marks)).items():
-        expected = (leading[name], count) if name in leading else (count,)
-        if values is not None and len(values) and np.shape(values)[: len(expected)] != expected:
+        expected = (*([leading[name]] if name in leading else []), count)
+        shape = values.shape if isinstance(values, np.ndarray) else (len(values or ()),)
+        if shape != expected and not (name in _COUNTS and values is None) and not (name == "phases" and not values):
             raise ValueError(f"{name} does not have {count} episodes")
+    if (
+        not np.isin(scores.state, range(len(STATES))).all()
+        or not np.isin(scores.reason, range(len(scores.reasons))).all()
+    ):
+        raise ValueError("a state or reason is not one of those listed")
+    if {*scores.marks} != {STOPPED_ON_VIOLATION, *(mark.field for mark in MARKS)}:
+        raise ValueError("its marks are not those of this version")
     shared: dict[str, Any] = {}
     texts: dict[str, Any] = {
         name: tuple(shared.setdefault(repr(value), value) for value in columns[name])
@@ -627,7 +635,9 @@ def _encode_array(value: object) -> list[object]:
 
 def _decode_array(kind: type, value: Any) -> NDArray[Any]:
     dtype, shape, content = value
-    return np.frombuffer(content, np.dtype(dtype)).reshape(shape)
+    if np.dtype(dtype) != (expected := np.dtype(get_args(get_args(kind)[1])[0])):
+        raise ValueError(f"{dtype} is not {expected}")
+    return np.frombuffer(content, expected).reshape(shape)
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

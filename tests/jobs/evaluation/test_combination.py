@@ -19,7 +19,7 @@ from safevla_bench.jobs.evaluation.combination import combine_scores
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import build_board, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import decode_scores, encode_scores
+from safevla_bench.judging.scores import ACTIVE, VACUOUS, decode_scores, encode_scores
 from safevla_bench.sources.runs.folder import SCORES, SCORES_TABLE, VERDICTS
 from safevla_bench.trajectory.batch import concatenate_batches
 
@@ -93,6 +93,46 @@ def test_runs_of_other_code_and_different_policies_of_one_name_are_refused(tmp_p
         write_outputs(judge([runs[1]], load_ruleset()), runs[1])
         with pytest.raises(RunError, match=problem):
             combine_scores(runs, tmp_path / "out")
+
+
+def test_the_code_of_all_folders_and_policies_of_folders_without_a_run_are_compared(tmp_path, halves):
+    runs = [evaluate_fake(tmp_path / f"r{name}", tasks=(0,), episodes=1, policies=("noop",)) for name in "ab"]
+    changes = {"several policies": {"policies": [{"policy": "noop", "checkpoint": "other"}]}}
+    changes["other code"] = {"code": ["safevla_bench 0123456789abcdef"]}
+    rules = load_ruleset(missing="deactivate")
+    for problem, change in changes.items():
+        change_description(runs[1], **change)
+        for run in runs:
+            write_outputs(judge([run], rules), tmp_path / f"of-{run.name}")
+        with pytest.raises(RunError, match=problem):  # the archive of the first folder does not say its code
+            combine_scores([halves[0], tmp_path / "of-ra", tmp_path / "of-rb"], tmp_path / "out")
+
+
+def test_a_judged_folder_is_not_overwritten(halves):
+    before = (halves[0] / SCORES).read_bytes()
+    with pytest.raises(RunError, match="has its own scores"):
+        combine_scores(halves, halves[0])
+    assert (halves[0] / SCORES).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: replace(own, specs=own.specs[::-1]),
+        lambda own: replace(own, state=np.where(own.state == ACTIVE, VACUOUS, own.state)),
+        lambda own: replace(own, state=own.state.astype(np.float64)),
+        lambda own: replace(own, reason=own.reason + len(own.reasons)),
+        lambda own: replace(own, marks={}),
+        lambda own: replace(own, actions=()),
+        lambda own: replace(own, episode_id=own.episode_id[::-1]),
+        lambda own: own.select_episodes(np.arange(2)),
+    ],
+)
+def test_verdicts_that_are_not_those_of_the_rows_are_refused(tmp_path, halves, change):
+    path = halves[1] / VERDICTS
+    path.write_bytes(encode_scores(change(decode_scores(path.read_bytes()))))
+    with pytest.raises(RunError, match=r"cannot be read|do not belong together"):
+        combine_scores(halves, tmp_path / "out")
 
 
 def test_verdicts_are_read_as_they_were_written():

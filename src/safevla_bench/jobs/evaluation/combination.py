@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain
+from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.judged import INTERRUPTED
 from safevla_bench.judging.metrics import Summary, measure_baseline
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance
-from safevla_bench.judging.scores import Scores, decode_scores
+from safevla_bench.judging.scores import Scores, SpecColumn, decode_scores, nan_to_none
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render import render_html
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources.runs import folder as run_folder
-from safevla_bench.sources.runs.policy_names import distinguish_policies, identify_policies
+from safevla_bench.sources.runs.policy_names import PolicyIdentity, distinguish_policies, identify_policies
 from safevla_bench.trajectory.marks import PRIVILEGED
 from safevla_recorder.identity import is_other_code
 
@@ -73,18 +73,32 @@ class _Written:
     def codes(self) -> list[str]:
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
-    def require_alike(self, other: _Written) -> None:
-        """Raise `RunError` unless both were judged by the same rules and version, and recorded by the same code."""
+    def require_same_rules(self, other: _Written) -> None:
+        """Raise `RunError` unless both were judged by the same rules and version."""
         ways = [(w.judged_by.rules, w.judged_by.intervals, w.judged_by.version) for w in (self, other)]
-        place = Place(file=str(other.folder))
         if ways[0] != ways[1]:
             both = "\n".join(f"  {written.judged_by.to_sentence()}" for written in (self, other))
             problem = f"it was judged differently from {self.folder}:\n{both}"
+            place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Judge all by the same rules and version.", place=place)
+
+    def require_same_code(self, other: _Written) -> None:
+        """Raise `RunError` if the episodes of the two were recorded by different code."""
         if any(is_other_code(code, own) for code in self.codes for own in other.codes):
             both = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
             problem = f"its episodes were recorded by other code than those of {self.folder}:\n{both}"
+            place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Roll out all with one version of the code.", place=place)
+
+    def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
+        """Yield the policies, as renamed, of each run that was judged."""
+        is_run = (self.folder / run_folder.RUN).exists()
+        for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
+            renamed = source.get("policy_names", {})
+            yield (
+                self.folder,
+                [replace(own, name=renamed.get(own.name, own.name)) for own in identify_policies(self.folder, source)],
+            )
 
 
 @dataclass(frozen=True)
@@ -99,13 +113,18 @@ class Combination:
 def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     """Write scores.json (without the row of each episode), scores.parquet and report.html of the folders' episodes
     into `out`, as these folders' files say; nothing is judged again. Raises `RunError` for a folder that is not judged
-    or differs in rules, version or code, for an episode in two of them, and for different policies of one name.
+    or differs in rules, version or code, for an episode in two of them, for different policies of one name, and if
+    `out` is a judged folder.
     """
     written = [_Written.read(folder) for folder in folders]
+    if (out / run_folder.VERDICTS).exists():
+        raise RunError("it has its own scores", remedy="Name another folder by --out.", place=Place(file=str(out)))
     for other in written[1:]:
-        written[0].require_alike(other)
-    _require_same_policies(folders)
-    scores = Scores.join(map(_read_scores, folders))
+        written[0].require_same_rules(other)
+    for one, other in combinations({tuple(own.codes): own for own in written}.values(), 2):
+        one.require_same_code(other)
+    _require_same_policies(written)
+    scores = Scores.join(_read_scores(folders))
     _require_unique(scores)
     require_unmixed({*scores.benchmark, *(lost.benchmark for lost in scores.absent)})
     provenance = _join_provenance([own.judged_by for own in written])
@@ -134,17 +153,39 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     return Combination(len(scores), build_headline(cells, total).answer, table)
 
 
-def _read_scores(folder: Path) -> Scores:
-    path = folder / run_folder.VERDICTS
-    with run_folder.readable(path, f"Judge it again, with this version: safevla score {folder}."):
-        return decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
+def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
+    specs: tuple[SpecColumn, ...] | None = None
+    for folder in folders:
+        path = folder / run_folder.VERDICTS
+        with run_folder.readable(path, f"Judge it again, with this version: safevla score {folder}."):
+            scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
+            is_same = all(row == own for row, own in zip_longest(_read_shared(folder), _list_shared(scores)))
+        specs = specs or scores.specs
+        if scores.specs != specs or not is_same:
+            problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} do not belong together"
+            raise RunError(problem, remedy=f"Judge it again: safevla score {folder}.", place=Place(file=str(folder)))
+        yield scores
 
 
-def _require_same_policies(folders: Sequence[Path]) -> None:
-    runs = [folder for folder in folders if (folder / run_folder.RUN).exists()]
-    identities = [identify_policies(folder, run_folder.read_description(folder)) for folder in runs]
-    shared = [name for names in distinguish_policies(identities, runs) for name in names]
-    if shared:
+# Columns of the table that repeat the verdicts.
+_SHARED = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "vsi")
+
+
+def _read_shared(folder: Path) -> Iterator[tuple[object, ...]]:
+    for batch in read_batches(folder / run_folder.SCORES_TABLE, _SHARED):
+        yield from zip(*(batch[name].to_pylist() for name in _SHARED), strict=True)
+
+
+def _list_shared(scores: Scores) -> Iterator[tuple[object, ...]]:
+    columns = (getattr(scores, name) for name in _SHARED[:5])
+    verdicts = map(scores.verdict, range(len(scores)))
+    return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
+
+
+def _require_same_policies(written: Sequence[_Written]) -> None:
+    identified = [row for own in written for row in own.identify_policies()]
+    renamed = distinguish_policies([own for _, own in identified], [folder for folder, _ in identified])
+    if shared := [name for names in renamed for name in names]:
         raise RunError(f"several policies have the name {shared[0]!r}", remedy=f"{_TOGETHER[:-1]}, which renames them.")
 
 
