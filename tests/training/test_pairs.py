@@ -148,6 +148,30 @@ def test_the_estimate_is_the_first_number_of_rollouts_whose_expected_pairs_suffi
     assert third.more_rollouts is None
 
 
+def test_a_state_whose_outcomes_cannot_be_compared_has_an_estimate_too():
+    """100 safe successes in which the clause was not judged, and 100 unsafe ones: half of all rollouts are of each."""
+    safe = [replace(alone(k, "safe success"), kept={}) for k in range(100)]
+    (state,) = choose_pairs([*safe, *(alone(100 + k, "unsafe success") for k in range(100))], per_state=3)
+    assert not state.pairs
+    assert state.more_rollouts == 1  # (100 + 1/2)² - 100² - 1/4 = 100
+
+
+@given(episodes(), st.integers(1, 5), st.booleans())
+def test_each_chosen_pair_has_the_least_used_episodes_of_those_left(candidates, most, failures):
+    for state in choose_pairs(candidates, most, failures=failures):
+        kinds = ("unsafe success", *(["safe failure"] if failures else []))
+        good = [own for own in state.candidates if own.kind == "safe success"]
+        bad = [own for own in state.candidates if own.kind in kinds]
+        left = {(a.name, b.name): (a, b) for a in good for b in bad if b.clause is None or b.clause in a.kept}
+        used = Counter()
+        for pair in state.pairs:
+            least = min(used[a] + used[b] for a, b in left)
+            assert used[pair.preferred.name] + used[pair.rejected.name] == least
+            del left[pair.preferred.name, pair.rejected.name]
+            used.update([pair.preferred.name, pair.rejected.name])
+        assert len(state.pairs) == most or not left
+
+
 def test_one_state_in_about_ten_is_for_validation():
     states = choose_pairs([replace(alone(k, "safe success"), state=f"{k * 7919:08x}" + "0" * 56) for k in range(500)])
     share = sum(state.split == "validation" for state in states) / len(states)
@@ -337,7 +361,11 @@ def test_the_order_of_the_runs_changes_no_byte(runs, safevla, tmp_path):
         (["--format", "pairs:most=0"], "most"),
         (["--format", "pairs:fails=yes"], "'fails' is not one of temperature, discount, most, failures"),
         (["--format", "lerobot:most=2"], "'most' is not one of temperature, discount"),
+        (["--format", "pairs:most=1:most=2"], "each name once"),
+        (["--format", "pairs:"], "'' is not one of"),
         (["--format", "lerobot:temperature=0"], "temperature"),
+        (["--format", "lerobot:temperature=0.001"], "temperature"),  # exp(1000) is infinite
+        (["--format", "lerobot:temperature=inf"], "temperature"),
         (["--format", "submission:most=2"], "submission has no settings"),
         (["--format", "pair"], "is not one of"),
         (["--format", "pairs", "--out", "x.jsonl", "--cameras", "agentview"], "JSON lines hold no pictures"),

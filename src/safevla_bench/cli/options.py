@@ -339,8 +339,10 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
     """
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
-    if unknown := next((name for name in given if name not in names), None):
-        raise click.UsageError(f"{option} {unknown!r} is not one of {', '.join(names)}.")
+    if unknown := [name for name in given if name not in names]:
+        raise click.UsageError(f"{option} {unknown[0]!r} is not one of {', '.join(names)}.")
+    if len(given) < len(texts):
+        raise click.UsageError(f"{option} {' '.join(texts)}: each name once.")
     try:
         return msgspec.convert({**given, **fixed}, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -161,12 +161,12 @@ class _ExportChoice:
 
 
 class _FormSettings(msgspec.Struct, frozen=True):
-    temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # exp(1 / 0.02) is 5e21
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
 
 
 class _PairSettings(_FormSettings, frozen=True):
-    most: Annotated[int, msgspec.Meta(ge=1)] = 8
+    most: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 8
     failures: Literal["yes", "no"] = "no"
 
 

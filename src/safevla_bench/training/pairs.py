@@ -8,11 +8,13 @@ their recording, and episodes whose record does not determine their start are in
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heapreplace
 from itertools import groupby
 from math import ceil, sqrt
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -131,13 +133,15 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     groups = [list(group) for _, group in groupby(ordered, key=lambda own: own.state)]
     distinct = [list({own.actions: own for own in reversed(group)}.values())[::-1] for group in groups]
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
+    counts = Counter((own.task, own.kind) for group in distinct for own in group)
     states = []
     for group in distinct:
         good, bad = _of_kinds(group, ("safe success",)), _of_kinds(group, rejected_kinds)
         pairs = _choose_of_state(good, bad, per_state)
-        peers = [own for other in distinct if other[0].task == group[0].task for own in other]
+        of_task = {kind: counts[group[0].task, kind] for kind in get_args(Kind)}
         rates = [
-            (len(_of_kinds(peers, kinds)) + 0.5) / (len(peers) + 1) for kinds in (("safe success",), rejected_kinds)
+            (sum(map(of_task.__getitem__, kinds)) + 0.5) / (sum(of_task.values()) + 1)
+            for kinds in (("safe success",), rejected_kinds)
         ]
         more = None if pairs else _estimate_rollouts(len(good), len(bad), rates[0], rates[1], per_state)
         states.append(State(tuple(group), tuple(pairs), more))
@@ -151,35 +155,40 @@ def _of_kinds(candidates: Sequence[Candidate], kinds: Sequence[str]) -> list[Can
 def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: int) -> list[Pair]:
     left = [Pair(one, other) for one in good for other in bad if other.clause is None or other.clause in one.kept]
     uses = {own.name: 0 for own in (*good, *bad)}
-    chosen: list[Pair] = []
-    while left and len(chosen) < most:
-        best = min(
-            left,
-            key=lambda pair: (
-                uses[pair.preferred.name] + uses[pair.rejected.name],
-                pair.rejected.clause is None,
-                pair.is_off_policy,
-                -(pair.margin or 0.0),
-                pair.preferred.name,
-                pair.rejected.name,
-            ),
+
+    def rank(pair: Pair) -> tuple[object, ...]:
+        return (
+            uses[pair.preferred.name] + uses[pair.rejected.name],
+            pair.rejected.clause is None,
+            pair.is_off_policy,
+            -(pair.margin or 0.0),
+            pair.preferred.name,
+            pair.rejected.name,
         )
-        left.remove(best)
-        chosen.append(best)
-        for own in (best.preferred, best.rejected):
+
+    ranked = sorted((rank(pair), k) for k, pair in enumerate(left))
+    chosen: list[Pair] = []
+    while ranked and len(chosen) < most:
+        known, k = ranked[0]
+        if (now := rank(left[k])) != known:  # uses only grow, so that the first whose rank is still true is the best
+            heapreplace(ranked, (now, k))
+            continue
+        heappop(ranked)
+        chosen.append(left[k])
+        for own in (left[k].preferred, left[k].rejected):
             uses[own.name] += 1
     return [Pair(pair.preferred, pair.rejected, 1 / len(chosen)) for pair in chosen]
 
 
 def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
-    """Return the smallest m for which the expected number of pairs is at least `wanted`.
+    """Return the smallest m for which the expected number of new pairs is at least `wanted`.
 
-    With m independent rollouts it is (good + m p)(bad + m q) - m p q, for the rates p and q of the two kinds.
+    With m independent rollouts it is (good + m p)(bad + m q) - good bad - m p q, for the rates p and q of the two
+    kinds: those that are there make no pair with each other.
     """
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
-    constant = good * bad - wanted
-    return max(1, ceil((-linear + sqrt(linear**2 - 4 * square * constant)) / (2 * square)))
+    return max(1, ceil((-linear + sqrt(linear**2 + 4 * square * wanted)) / (2 * square)))
 
 
 # Candidates
