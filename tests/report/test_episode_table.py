@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from builders import crash
 from report.scenes import NAN, run, verdicts
 from safevla_bench.explain.bodies import find_bodies
-from safevla_bench.explain.episode import rank_by_severity
+from safevla_bench.explain.episode import rank_by_severity, select_worst
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import episode_table as module
@@ -39,9 +40,20 @@ def test_of_many_episodes_the_worst_are_listed_and_the_others_are_counted(monkey
     assert everything.left_out == 0
     monkeypatch.setattr(module, "MOST_LISTED", 3)
     table = table_of(replace(SCORES, absent=(GONE,)))
-    worst = sorted(rank_by_severity(SCORES)[:3])
-    assert [entry.row.number - 1 for entry in table.entries] == worst
+    assert len(table.entries) == 3
     assert table.left_out == len(everything.entries) - 3
+
+
+def test_the_worst_of_each_policy_and_suite_is_listed_even_if_others_are_worse(monkeypatch):
+    monkeypatch.setattr(module, "MOST_LISTED", 6)
+    calm = select_episodes(BATCH, [k for k, policy in enumerate(SCORES.policy) if policy == "calm"])
+    last = rank_by_severity(score(calm, RULESET))[-1]
+    headers = [msgspec.structs.replace(h, policy="other") if k == last else h for k, h in enumerate(calm.headers)]
+    batch = replace(calm, headers=tuple(headers))
+    scores = score(batch, RULESET)
+    assert last in select_worst(scores)
+    assert last not in rank_by_severity(scores)[:6]
+    assert {entry.row.number - 1 for entry in table_of(scores, batch).entries} == {*select_worst(scores)}
 
 
 def test_an_episode_is_filed_under_its_policy_and_exactly_the_specifications_that_it_breaks():

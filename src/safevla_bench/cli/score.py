@@ -37,6 +37,7 @@ from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import describe_log, find_log
 from safevla_bench.sources.runs import episode_index, writer
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN, SCORES
+from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
@@ -101,7 +102,7 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "judges, and --combine does not.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
-    if named := next((path for path in sources.paths if getattr(path, "policy", None)), None):
+    if named := next((path for path in sources.paths if isinstance(path, NamedSource)), None):
         remedy = f"Name the policy when the folder is judged: safevla score {named.policy}=RUN --out DIR."
         raise RunError("--combine renames no policy", remedy=remedy, place=Place(file=str(named)))
     with progress.show_status("combining"):

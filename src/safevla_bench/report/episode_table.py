@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.episode import rank_by_severity
+from safevla_bench.explain.episode import rank_by_severity, select_worst
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.report import episode_list
 from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
@@ -93,7 +93,8 @@ class EpisodeTable:
 def build_episode_table(
     records: EpisodeRecords, violations: Sequence[BodyViolation] | None = None, firmness: Firmness = NO_FIRMNESS
 ) -> EpisodeTable:
-    """Return the table of the worst 1000 episodes in the order of the sources; those without a record come last.
+    """Return the table of the worst 1000 episodes, with those of `select_worst`, in the order of the sources; those
+    without a record come last.
 
     Signals are drawn for the worst 400 episodes that have a record.
 
@@ -107,7 +108,8 @@ def build_episode_table(
     drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
     records.trace(drawn)
     total = len(scores) + len(scores.absent)
-    is_drawn, is_listed = set(drawn), {*[*ranked, *range(len(scores), total)][:MOST_LISTED]}
+    by_rank = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
+    is_drawn, is_listed = set(drawn), {*islice(by_rank, MOST_LISTED)}
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
     listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=is_listed)

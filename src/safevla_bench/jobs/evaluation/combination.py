@@ -94,11 +94,10 @@ class _Written:
         """Yield the policies, as renamed, of each run that was judged."""
         is_run = (self.folder / run_folder.RUN).exists()
         for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
-            renamed = source.get("policy_names", {})
-            yield (
-                self.folder,
-                [replace(own, name=renamed.get(own.name, own.name)) for own in identify_policies(self.folder, source)],
-            )
+            renamed: Any = source.get("policy_names")
+            names = renamed if isinstance(renamed, dict) else {}
+            own = identify_policies(self.folder, source)
+            yield self.folder, [replace(each, name=names.get(each.name, each.name)) for each in own]
 
 
 @dataclass(frozen=True)
