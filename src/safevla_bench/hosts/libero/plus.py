@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.errors import HostError
+from safevla_bench.errors import HostError, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.interface.task import Task
@@ -45,6 +45,7 @@ BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for categ
 PER_STRATUM = 10  # variants of each suite and category in the sample that runs by default
 _LIST = "benchmark/libero_suite_task_map.py"
 _LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
+_ROBOTS_SHA256 = "4e566d72262a45fca93609092fcfd9b8e4ad3360dc0fc24f59416eaa738144e7"
 _MOST_BYTES = 4 << 20
 _NAME = re.compile(
     r"(.+?)(?:_(language|light|table|tb|add|(?:moved_)?level)_?\d+(?:_sample\d+)?)?"
@@ -112,7 +113,10 @@ class Variant:
             words = text.partition("(:objects")[2].partition(")")[0].split()
             needed = [_object_files()[word] for word in words if word in _object_files()]
         else:
-            needed = _scene_files(text.partition("(problem ")[2].partition(")")[0])
+            try:
+                needed = _scene_files(text.partition("(problem ")[2].partition(")")[0])
+            except LookupError as error:
+                raise HostError(f"{DISTRIBUTION} has no scene of {self.name}", remedy=INSTALL) from error
         return next((file for file in needed if not (installed_folder("assets") / file).is_file()), None)
 
     def make_task(self, index: int) -> Task:
@@ -227,8 +231,10 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
-        lacking = next(v for v in list_variants() if (v.suite, v.category) == BENCHMARKS[suite] and v.missing_file())
-        problem = f"{suite} is not run: LIBERO lacks {lacking.missing_file()}, which {lacking.name} needs"
+        named = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
+        lacking = next(((file, v.name) for v in named if (file := v.missing_file())), None)
+        reason = "LIBERO lacks {}, which {} needs".format(*lacking) if lacking else "its files are not LIBERO's own"
+        problem = f"{suite} is not run: {reason}"
         raise HostError(problem, remedy=f"Take {SUITE}, or a category that runs: {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
     return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
@@ -236,7 +242,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
 
 def parse_count(text: str) -> int | None:
     """Return the number of variants of each suite and category, None for `all`; raise `HostError` for other texts."""
-    if text == "all" or (text.isdecimal() and int(text)):
+    if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
         return None if text == "all" else int(text)
     raise HostError(f"plus={text} is not a number of variants", remedy="Write 1 or more for each category, or all.")
 
@@ -256,7 +262,7 @@ def data_folder() -> Path:
     elif spec := importlib.util.find_spec("liberoplus"):  # does not import it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
-    if folder is None or not (folder / _LIST).is_file():
+    if folder is None or not os.path.isfile(folder / _LIST):  # unlike Path's, False also where it may not be read
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) are not {f'in {named}' if named else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
@@ -284,12 +290,15 @@ def _parse_list(text: str) -> tuple[Variant, ...]:
 def _read_text(path: Path) -> str:
     try:
         return read_input(path, _MOST_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecordError) as error:
         raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
 
 
 def _read_joints(number: int) -> Floats:
-    text = _read_text(data_folder() / "envs/robots/mounted_panda.py")
+    file = data_folder() / "envs/robots/mounted_panda.py"
+    text = _read_text(file)
+    if _hash_text(text) != _ROBOTS_SHA256:  # no record has the start pose itself
+        raise HostError(f"{file} is not that of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
         raise HostError(f"{DISTRIBUTION} has no start pose {number}", remedy=INSTALL)
@@ -310,10 +319,12 @@ def _read_state(path: Path) -> Floats:
     """Return the state in a file that PyTorch pickled, [1, 1 + nq + nv], by its bytes, without unpickling."""
     try:
         file = io.BytesIO(read_input(path, _MOST_BYTES))
-        with zipfile.ZipFile(file) as archive, archive.open(f"{path.stem}/data.pkl") as member:
-            match = _PICKLED_STATE.fullmatch(member.read(_MOST_BYTES))
+        with zipfile.ZipFile(file) as archive:
+            member = archive.getinfo(f"{path.stem}/data.pkl")
+            is_plain = member.compress_type == zipfile.ZIP_STORED  # as torch.save writes it
+            match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
         state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
         raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
     sizes = (match[1][0], int.from_bytes(match[2], "little")) if match else None
     if not match or (len(state), len(match[3])) != sizes or not np.isfinite(state).all():
