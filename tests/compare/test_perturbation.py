@@ -15,7 +15,7 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, paired_difference
 from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.perturbation import CONTROL, compare_changes, list_interventions
-from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
+from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings, split_by_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes, measure_changes
 from safevla_bench.report.tables.comparison import change_table, describe_changes, difference_table
@@ -97,6 +97,22 @@ def test_what_differs_between_the_tasks_of_a_change_is_named():
     report = compare_changes([plain, words])
     assert report.changes[0].differing == ("instruction",)
     assert texts(change_table(report), "Tasks differ in")[0] == "instruction"
+
+
+def test_another_simulator_on_either_side_is_named():
+    """Between a suite and its changed one, and in the control, whose sources are of one policy."""
+
+    def run(result, mujoco):
+        return replace(result, headers=tuple(structs.replace(h, versions={"mujoco": mujoco}) for h in result.headers))
+
+    sources = [run(BASE, "3.2.3"), run(SWAP, "3.3.0"), run(LAN, "3.2.3"), run(AGAIN, "3.3.0")]
+    report = compare_changes(sources)
+    expected = ("goal: mujoco 3.2.3 (unchanged) and 3.3.0 (changed)",)
+    assert [row.mixtures for row in report.changes] == [expected, (), expected]
+    assert f"The simulator differs, too, for swap of a: {expected[0]}." in change_table(report).notes
+    assert "Several physics versions: goal: mujoco 3.2.3 (a) and 3.3.0 (a)." in next(
+        line for line in comparison_warnings(sources, 0, paired=True) if line.startswith("Several")
+    )
 
 
 def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_run_progress, show_status
 from safevla_bench.compare import decisions, difference, perturbation, sample_size
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
+from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings, simulator_cells
 from safevla_bench.compare.series import measure_order
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.provenance_marks import Cell, describe_simulators
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
@@ -161,7 +162,8 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     results = _load_results(sources, policies, join=False)
     changes = perturbation.compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
-    table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
+    simulated = describe_simulators(dict(_list_simulators(results)))
+    table = change_table(changes, (*notes, *filter(None, [simulated]), sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
     return _Report(document, describe_changes(changes), [table])
 
@@ -196,8 +198,15 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
 def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
-    simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
+    simulators: dict[str | None, dict[str, object]] = {}
+    for (policy, suite), versions in _list_simulators(entrants):
+        simulators.setdefault(policy, {})[suite] = versions
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
+
+
+def _list_simulators(entrants: Sequence[PolicyResults]) -> Iterator[tuple[Cell, dict[str, tuple[str, ...]]]]:
+    for cell, versions in simulator_cells(entrants).items():
+        yield cell, {package: numbers for package, numbers in versions.items() if package != "results-version"}
 
 
 @options.command("sensitivity", starts_host=True)

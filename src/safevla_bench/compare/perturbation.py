@@ -18,9 +18,10 @@ import numpy as np
 
 from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
 from safevla_bench.compare.pairs import PairedResults, pair_episodes, task_differences
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.policy_results import PolicyResults, simulator_cells
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes
+from safevla_bench.judging.provenance_marks import find_mixtures
 from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import CONFIDENCE
@@ -39,6 +40,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int  # episodes of either side without a counterpart on the other
     unknown: int  # paired episodes that crashed, were cut short or have no verdict; the differences leave them out
     differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
+    mixtures: tuple[str, ...]  # suites and packages of which the two sides have other physics versions
     differences: dict[str, Difference]
     """Metric -> the difference; its `ci` holds simultaneously with all others of the report."""
 
@@ -109,6 +111,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         left_out=planned[0] - planned[1],
         unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
         differing=tuple(dict.fromkeys(name for part in pairs for name in task_differences(part))),
+        mixtures=tuple(mixture for parts in common for mixture in find_mixtures(simulator_cells(parts))),
         differences={
             metric.key: paired_difference(("changed", "unchanged"), pairs, (1, 0), metric.key, options)
             for metric in MEASURED

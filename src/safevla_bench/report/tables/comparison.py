@@ -219,7 +219,12 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         f"{format_compact(100 * report.confidence)} % on these tasks: each is at "
         f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
-    return tabulate("What changes of the suites do", report.changes, *columns, notes=(together, *notes))
+    mixed = (
+        f"The simulator differs, too, for {row.change} of {row.policy}: {'; '.join(row.mixtures)}."
+        for row in report.changes
+        if row.mixtures and row.change != CONTROL
+    )
+    return tabulate("What changes of the suites do", report.changes, *columns, notes=(together, *mixed, *notes))
 
 
 def _difference_cell(row: Change, metric: Metric) -> Cell:
