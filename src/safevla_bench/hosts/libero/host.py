@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,12 +218,13 @@ class LiberoEnv(RobosuiteEnv):
         return raw, bool(success)
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the wanted pictures. The noise of one depends on the start and the control step alone, not on which
-        pictures are rendered.
+        """Return the wanted pictures. The noise of one depends on the variant, the start and the control step alone,
+        not on which pictures are rendered.
         """
         level, name = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps]
+            variant = crc32(self.task.name.encode())  # the seed is the same in all tasks
+            entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, variant]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, name: noise.add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}
         return super()._read_images(raw)
