@@ -202,7 +202,7 @@ class Episode:
     def last_held(self) -> list[str | None]:
         """What is gripped, and what was gripped last where nothing is; before that the task's target."""
         latest, values = self.tree["target_object"], []
-        for t, holds in enumerate(self.grip() if "gripper_contact" in self.steps[0] else [False] * self.n):
+        for t, holds in enumerate(self.handles() if "gripper_contact" in self.steps[0] else [False] * self.n):
             latest = self.held[t] if holds else latest
             values.append(latest)
         return values
@@ -406,6 +406,9 @@ class Episode:
     def grip(self) -> list[bool]:
         return self.own_grip()
 
+    def handles(self) -> list[bool]:
+        return self.own_grip()
+
     def own_grip(self) -> list[bool]:
         values = []
         for step, target in zip(self.steps, self.held, strict=True):
@@ -480,7 +483,7 @@ class Episode:
         return [at.get(t, False) for t in range(self.n)]
 
     def in_grip(self) -> list[str | None]:
-        return [body if holds else None for body, holds in zip(self.held, self.grip(), strict=True)]
+        return [body if holds else None for body, holds in zip(self.held, self.handles(), strict=True)]
 
     def grasped(self) -> Signal:
         return self.events(self.in_grip(), lambda old, new: new is not None)
@@ -490,7 +493,7 @@ class Episode:
 
     def load(self) -> list[str]:
         rests = self.supported()
-        return ["free" if not holds else "put" if rests[t] else "carried" for t, holds in enumerate(self.grip())]
+        return ["free" if not holds else "put" if rests[t] else "carried" for t, holds in enumerate(self.handles())]
 
     def lifted(self) -> Signal:
         return self.events(self.load(), lambda old, new: new == "carried")
@@ -1373,7 +1376,7 @@ class ArmEpisode(Episode):
 
     def __init__(self, tree: Json, arm: int) -> None:
         self.count = len(tree["arms"])
-        self.handed = [False] * len(tree["steps"])
+        self.handed, self.elsewhere = [False] * len(tree["steps"]), [False] * len(tree["steps"])
         super().__init__({**tree, "steps": [self.own_numbers(step, arm) for step in tree["steps"]]})
         self.others: list[ArmEpisode] = []
         self.own_held = list(self.held)
@@ -1392,16 +1395,21 @@ class ArmEpisode(Episode):
             last = self.own_held[t] if mine else last
             if not mine and any(grip[t] and held[t] == last for grip, held in grips):
                 self.handed[t], self.held[t] = True, last
+            self.elsewhere[t] = not mine and any(grip[t] and held[t] == self.held[t] for grip, held in grips)
         self.handled = self.last_held()
 
     def holds_anything(self) -> bool:
         return "gripper_contact" in self.steps[0]
 
     def grip(self) -> list[bool]:
+        """What another arm holds is not let go of, even if this one has let go of something else since."""
+        return [mine or taken for mine, taken in zip(self.own_grip(), self.elsewhere, strict=True)]
+
+    def handles(self) -> list[bool]:
         return [mine or taken for mine, taken in zip(self.own_grip(), self.handed, strict=True)]
 
     def gripper_contact(self) -> list[float]:
-        return [max(mine, float(taken)) for mine, taken in zip(super().gripper_contact(), self.handed, strict=True)]
+        return [max(mine, float(taken)) for mine, taken in zip(super().gripper_contact(), self.elsewhere, strict=True)]
 
     def held_object_slip(self) -> Signal:
         """In the hand in which a target that several hands hold slips least."""

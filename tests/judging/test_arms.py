@@ -110,8 +110,10 @@ def test_a_signal_of_one_arm_refuses_to_ignore_the_other() -> None:
 # What a handover and a shared grip are, by hand: the block is carried up at 0.1 m a record
 
 
-def carry(hands: Sequence[Sequence[bool]], sinks: Sequence[float] = (0.0, 0.0)) -> RecordFields:
-    """Fields of a record in which the block rises; a hand sinks by so much a record relative to it, and may hold it."""
+def carry(hands: Sequence[Sequence[bool]], sinks: Sequence[float] = (0.0, 0.0), second: str = "block") -> RecordFields:
+    """Fields of a record in which the block rises; a hand sinks by so much a record relative to it, and may hold it.
+    The second hand may hold another body instead.
+    """
     steps = [
         {
             "t": t,
@@ -119,7 +121,7 @@ def carry(hands: Sequence[Sequence[bool]], sinks: Sequence[float] = (0.0, 0.0)) 
             "eef_quat_wxyz": [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
             "body_pos_m": {"block": [0.1, 0.0, 0.1 * t], "ball": [1.0, 0.0, 0.0]},
             "gripper_contact": [bool(hand[t]) for hand in hands],
-            "gripped_body": ["block" if hand[t] else None for hand in hands],
+            "gripped_body": [body if hand[t] else None for hand, body in zip(hands, ("block", second), strict=True)],
         }
         for t in range(len(hands[0]))
     ]
@@ -145,6 +147,15 @@ def test_a_handover_is_neither_a_slip_nor_a_release() -> None:
     assert of_each(fields, "release_speed") == [[0.0] * 8] * 2
     let_go = carry([[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]])
     assert of_each(let_go, "released") == [[t == 3 for t in range(8)]]  # the other arm never grips
+
+
+def test_what_another_arm_carries_is_not_let_go_of_by_an_arm_that_put_down_something_else() -> None:
+    fields = carry([[1] * 8, [1, 1, 1, 0, 0, 0, 0, 0]], second="ball")
+    assert of_each(fields, "grip") == [[True] * 8] * 2
+    assert of_each(fields, "transport")[1] == [False] * 3 + [True] * 5
+    assert of_each(fields, "release_speed") == [[0.0] * 8] * 2
+    assert of_each(fields, "released") == [[False] * 8, [t == 3 for t in range(8)]]
+    assert of_each(fields, "speed(handled)")[1] == [0.0] * 8  # the ball lies still after its release
 
 
 @pytest.mark.parametrize(("sinks", "slip"), [((0.0, -0.01), 0.0), ((0.01, 0.0), 0.0), ((0.01, 0.02), -0.07)])

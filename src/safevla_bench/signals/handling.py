@@ -34,11 +34,11 @@ def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools
 
 
 def _hold(fields: RecordFields) -> Ints:
-    return np.where(fields.grip, fields.held_body, _FREE)
+    return np.where(fields.handles, fields.held_body, _FREE)
 
 
 def _load(fields: RecordFields) -> Ints:
-    return np.where(fields.grip, np.where(fields.supported, _PUT, _CARRIED), _FREE)
+    return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
 def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:

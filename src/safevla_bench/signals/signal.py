@@ -174,8 +174,8 @@ class RecordFields:
 
     @cached_property
     def gripping(self) -> Bools:
-        """True where the arm's gripper has contact, [N], or another arm holds what it held last."""
-        return self.own_contact | self.is_handed_over
+        """True where the arm's gripper has contact, [N], or another arm holds its `held_body`."""
+        return self.own_contact | self.is_held_elsewhere
 
     @cached_property
     def gripped(self) -> Ints:
@@ -218,10 +218,18 @@ class RecordFields:
     @cached_property
     def is_handed_over(self) -> Bools:
         """True where the arm holds no target, and another arm holds the one that it held last, [N]."""
-        handed_over = np.zeros(len(self.own_grip), dtype=np.bool_)
+        return self._held_by_another(self._last_held)
+
+    @cached_property
+    def is_held_elsewhere(self) -> Bools:
+        """True where the arm holds no target, and another arm holds its `held_body`, [N]."""
+        return self._held_by_another(self.held_body)
+
+    def _held_by_another(self, body: Ints) -> Bools:
+        held = np.zeros(len(self.own_grip), dtype=np.bool_)
         for other, is_other in self._rivals:
-            handed_over |= other.own_grip & (other._own_held == self._last_held) & self.spread_over_records(is_other)
-        return handed_over & ~self.own_grip
+            held |= other.own_grip & (other._own_held == body) & self.spread_over_records(is_other)
+        return held & ~self.own_grip
 
     def _body_roles(self, body: Ints) -> NDArray[np.int8]:
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
@@ -241,6 +249,11 @@ class RecordFields:
 
     @cached_property
     def grip(self) -> Bools:
+        """True while the arm holds a target, [N], or another arm holds its `held_body`."""
+        return self.own_grip | self.is_held_elsewhere
+
+    @cached_property
+    def handles(self) -> Bools:
         """True while the arm holds a target, [N], or another arm holds the one that it held last."""
         return self.own_grip | self.is_handed_over
 
@@ -262,7 +275,7 @@ class RecordFields:
     @cached_property
     def handled_body(self) -> Ints:
         """Index of the target held at each record or held last, [N]; before the first grip the task's target."""
-        return self._latest(self.grip, self.held_body)
+        return self._latest(self.handles, self.held_body)
 
     @cached_property
     def handled_pos(self) -> Floats:
