@@ -231,6 +231,10 @@ def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_f
         ({"arms": {"a": ARMS["a"], "b": Arm(("a_thumb",))}}, "a_thumb is not a body"),
         ({"arms": {"a": ARMS["a"], "b": Arm(("table",))}}, "table is not a body"),
         ({"fingers": ((LEFT,), (RIGHT,))}, "have fingers"),
+        ({"arms": {0: ARMS["a"], 1: ARMS["b"]}}, "the arms are"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, ARMS["a"].fingers)}}, "finger 'a_thumb' is not of one"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",),) * 2)}}, "finger 'b_thumb' is not of one"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",), (BOX,)))}}, "is not of one"),
     ],
 )
 def test_arms_that_contradict_the_scene_are_refused(wrong, problem):
@@ -244,8 +248,17 @@ def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
         recorder.begin([], poses=poses(), eef=((0.0, 0.0, 1.0), None))
     with pytest.raises(HostError, match="torques are not given by arm"):
         recorder.begin([], poses=poses(), torques_nm={"a": [1.0]})
+    for pose in (None, (None, UPRIGHT), ((0.0, 0.0, 1.0), None), ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0))):
+        eef = {"a": ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.0, 0.0)), "b": pose}  # 5 + 3 numbers are not two orientations
+        with pytest.raises(HostError, match="differ in kind"):
+            recorder.begin([], poses=poses(), eef=eef)
+    for torques in (1.0, None, [[1.0]]):
+        with pytest.raises(HostError, match="torques of an arm are not a list"):
+            recorder.begin([], poses=poses(), torques_nm={"a": [1.0], "b": torques})
     recorder = record_arms()
     with pytest.raises(HostError, match="other joints"):
         recorder.substep([], {"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0]})
     with pytest.raises(HostError, match="no arms"):
         EpisodeRecorder(scene()).begin([], poses=poses(), eef={"a": ((0, 0, 0), None)})
+    with pytest.raises(HostError, match="no arms"):
+        EpisodeRecorder(scene()).begin([], poses=poses(), torques_nm={"a": [1.0]})

@@ -391,14 +391,18 @@ class EpisodeRecorder(EpisodeLog):
         remedy = "Name each arm once with its own robot bodies and fingers, and pass no `fingers` in the scene."
         owned = [body for arm in self._arms.values() for body in arm.bodies]
         strange = sorted(body for body in owned if self.scene.roles.get(body) != "robot" or owned.count(body) > 1)
-        if len(self._arms) < 2 or "" in self._arms:
+        if len(self._arms) < 2 or not all(isinstance(name, str) and name for name in self._arms):
             raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more, or pass none for one arm.")
         if strange:
             raise HostError(f"{strange[0]} is not a body of the robot and of one arm", remedy=remedy)
         if self.scene.fingers is not None:
             raise HostError("the scene and its arms have fingers", remedy=remedy)
-        for shape in (shape for arm in self._arms.values() for group in arm.fingers or () for shape in group):
+        groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
+        fingers = [shape for _, group in groups for shape in dict.fromkeys(group)]
+        for arm, shape in ((arm, shape) for arm, group in groups for shape in group):
             self.scene.place_of(shape)
+            if self.scene.shapes[shape] not in arm.bodies or fingers.count(shape) > 1:
+                raise HostError(f"the finger {shape!r} is not of one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
         geoms = self.scene.map_geoms()
@@ -419,16 +423,22 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError("a pose of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
-        places, turns = zip(*self._values_by_arm(eef, "poses of the end effectors"))
-        if len({turn is None for turn in turns}) > 1 or any(np.shape(place) != (3,) for place in places):
-            remedy = "Give each arm a position of three numbers, and all arms an orientation, or none."
+        poses = [() if pose is None else pose for pose in self._values_by_arm(eef, "poses of the end effectors")]
+        sizes = {tuple(None if part is None else np.shape(part) for part in pose) for pose in poses}
+        if sizes not in ({((3,), None)}, {((3,), (4,))}):
+            remedy = "Give each arm a position of three numbers, and all arms an orientation of four, or None."
             raise HostError("the poses of the end effectors differ in kind", remedy=remedy)
+        places, turns = zip(*poses)
         return np.concatenate(places), None if turns[0] is None else np.concatenate(turns)
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
+        if not self._arms and isinstance(torques_nm, Mapping):
+            raise HostError("torques of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
         if not self._arms or torques_nm is None:
-            return _floats(torques_nm)  # type: ignore[arg-type]  # NumPy refuses a mapping
+            return _floats(torques_nm)  # type: ignore[arg-type]  # not a mapping
         by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
+        if any(own.ndim != 1 for own in by_arm):
+            raise HostError("the torques of an arm are not a list", remedy="Pass a number for each joint of each arm.")
         joints = dict(zip(self._arms, map(len, by_arm)))
         if joints != (self._joints or joints):
             raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints.")
