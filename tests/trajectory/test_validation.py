@@ -18,7 +18,20 @@ def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> 
     return array
 
 
+TWO_ARMS = {
+    "schema_version": 2,
+    "arms": ("left", "right"),
+    "eef_pos_m": np.ones((12, 6)),
+    "eef_quat_wxyz": np.ones((12, 8)),
+    "gripper_contact": np.zeros((12, 2), dtype=np.bool_),
+    "joint_torque_nm": np.ones((12, 14)),
+}
 BROKEN = {
+    "joints of arms without arms": ({"arm_joints": ()}, (None, "arm_joints", "the numbers are []")),
+    "a robot's limits for arms of other joints": (
+        {**TWO_ARMS, "arm_joints": (6, 8)},
+        (None, "arm_joints", "have [6, 8] joints, but Panda has one number"),
+    ),
     "not a number in a position": (
         {"body_pos_m": with_value((12, 3, 3), (4, 1, 2), np.nan)},
         (4, "body_pos_m.plate[2]", "not a finite number"),

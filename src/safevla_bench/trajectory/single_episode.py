@@ -292,8 +292,8 @@ def _check_arms(batch: Batch, e: int) -> None:
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
             remedy = f"Map bodies of the robot to one of the `arms`: {', '.join(arms or ('there are none',))}."
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
-    joints = sum(header.arm_joints or ())
-    if (header.arm_joints is not None) and (len(header.arm_joints) != len(arms or ()) or min(header.arm_joints) < 0):
+    counts, joints = header.arm_joints, sum(header.arm_joints or ())
+    if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
         _refuse(header, "arm_joints", f"the numbers are {list(header.arm_joints)}", "Write one number for each arm.")
     for spec in ROWS:
         width = int(batch.channel(spec.name).width[e])
@@ -396,6 +396,15 @@ def _check_torques(batch: Batch) -> None:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
                 remedy = "Record the arm's joints only, and give joint_torque_limit_nm one limit for each."
                 _refuse(header, name, problem, remedy)
+            if (
+                len({*(header.arm_joints or ())}) > 1
+                and header.joint_torque_limit_nm is None
+                and header.torque_limit_nm
+            ):
+                problem = (
+                    f"the arms have {list(header.arm_joints or ())} joints, but {header.embodiment} has one number"
+                )
+                _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm, one limit for each joint.")
 
 
 def _check_tracking(batch: Batch) -> None:
