@@ -87,6 +87,18 @@ def test_topics_of_a_recording_are_those_of_each_arm(tmp_path):
     assert episode.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.2)
 
 
+def test_two_arms_that_read_one_topic_are_refused(tmp_path):
+    rows = [("/tcp", 0.05 * t, {"pose": {"position": {"x": 0.1 * t, "y": 0.0, "z": 0.3}}}) for t in range(30)]
+    rows += [("/joints", 0.05 * t, {"position": [0.0, 0.04]}) for t in range(30)]
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write_mcap(folder / "a.mcap", rows)
+    for part, source in (("eef", "/tcp"), ("gripper", "/joints")):
+        tables = [f'[{part}.{arm}]\nfrom = "{source}"\n' for arm in ("left", "right")]
+        save_mapping(folder, EPISODE + "".join(tables))
+        assert f"[{part}.left] and [{part}.right] are the same numbers of '{source}'" in problem(folder)
+
+
 def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for_positions(tmp_path):
     folder = write(tmp_path, POSES, ALOHA)
     assert "field eef.left" in problem(folder)

@@ -290,9 +290,14 @@ def _require_same_parts(mapping: LogMapping) -> None:
         lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
         if 0 < len(lacking) < len(mapping.arms):
             raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {names}, or for none")
+    require_own_numbers({
+        name: (columns.source, (columns.field, columns.names, columns.index))
+        for name, columns in mapping.sources.items()
+        if isinstance(columns, Columns) and "." in name
+    })  # fmt: skip
 
 
-def require_own_numbers(picks: Mapping[str, tuple[str, Sequence[int]]]) -> None:
+def require_own_numbers(picks: Mapping[str, tuple[str, Sequence[object]]]) -> None:
     """Raise `RecordError` if two arms read the same numbers of a source; `picks` are those of each part, by name."""
     parts: dict[object, str] = {}
     for name, (source, places) in picks.items():
@@ -403,6 +408,11 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     action = series.get("action")
     hands = [series[name].values for name in mapping.columns_of("eef")]
     has_turns = [hand.shape[1] == 7 for hand in hands]
+    require_own_numbers({
+        name: (columns.source, [hand[:, :3].tobytes()])  # two moving hands are never at one place throughout
+        for (name, columns), hand in zip(mapping.columns_of("eef").items(), hands, strict=True)
+        if np.ptp(hand[:, :3], axis=0).any()
+    })  # fmt: skip
     if any(has_turns) and not all(has_turns):
         warn("the orientations of the hands are left out, since one has none")
     further = {} if even and not episode.has_stamps else {"time_s": time_s}
