@@ -391,7 +391,7 @@ class EpisodeRecorder(EpisodeLog):
         remedy = "Name each arm once with its own robot bodies and fingers, and pass no `fingers` in the scene."
         owned = [body for arm in self._arms.values() for body in arm.bodies]
         strange = sorted(body for body in owned if self.scene.roles.get(body) != "robot" or owned.count(body) > 1)
-        if len(self._arms) < 2 or not all(isinstance(name, str) and name for name in self._arms):
+        if len(self._arms) < 2 or not all(name and isinstance(name, str) for name in self._arms):
             raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more, or pass none for one arm.")
         if strange:
             raise HostError(f"{strange[0]} is not a body of the robot and of one arm", remedy=remedy)

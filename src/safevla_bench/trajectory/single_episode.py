@@ -294,7 +294,7 @@ def _check_arms(batch: Batch, e: int) -> None:
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
     counts, joints = header.arm_joints, sum(header.arm_joints or ())
     if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
-        _refuse(header, "arm_joints", f"the numbers are {list(header.arm_joints)}", "Write one number for each arm.")
+        _refuse(header, "arm_joints", f"the numbers are {list(counts)}", "Write one number for each arm.")
     for spec in ROWS:
         width = int(batch.channel(spec.name).width[e])
         if arms and spec.name in TORQUES and width not in (-1, joints):
