@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
+import os
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,6 @@ from safevla_recorder import identity
 from safevla_recorder.identity import (
     UNKNOWN,
     describe_code,
-    find_distributions,
     find_official_name,
     hash_array,
     hash_class,
@@ -23,7 +23,6 @@ from safevla_recorder.identity import (
     is_other_code,
     official_suites,
     read_identity,
-    read_source,
 )
 
 STATES = np.arange(12.0).reshape(3, 4)
@@ -62,35 +61,39 @@ def test_what_cannot_be_read_is_unknown_and_never_raises(tmp_path, caplog):
     assert "cannot be read" in caplog.text
 
 
-def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path, monkeypatch):
+_READ = """
+import json, mine
+from safevla_recorder.identity import find_distributions, read_source
+print(json.dumps([find_distributions("mine"), read_source("mine", "envs")]))
+"""
+
+
+def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path):
+    """In other processes, which import and list what is installed afresh."""
+
+    def read_installed():
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        return json.loads(subprocess.check_output([sys.executable, "-c", _READ], env=environment, cwd=tmp_path))
+
     (tmp_path / "mine" / "envs").mkdir(parents=True)
     (tmp_path / "mine" / "__init__.py").touch()
     (tmp_path / "mine" / "envs" / "base.py").write_text("x = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    __import__("mine")
-
-    def list_installed():  # without the import system's cached listing of folders
-        return [importlib.metadata.Distribution.at(path) for path in sorted(tmp_path.glob("*.dist-info"))]
-
-    monkeypatch.setattr(importlib.metadata, "distributions", list_installed)
     damaged = tmp_path / "damaged-1.0.dist-info"
     damaged.mkdir()
     (damaged / "direct_url.json").write_text("[]")
     (damaged / "RECORD").write_bytes(b"\xff")
-    assert find_distributions("mine") == {}
-    assert set(read_source("mine", "envs")) == {"sources_sha256"}
+    found, source = read_installed()
+    assert (found, {*source}) == ({}, {"sources_sha256"})
     for name in ("first-mine", "second-mine"):
         folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (folder / "RECORD").write_text("mine/__init__.py,,\n")
-        for cached in (find_distributions, read_source):
-            cached.cache_clear()
         if name == "first-mine":
-            assert read_source("mine", "envs")["distribution"] == "first-mine"
-    assert set(find_distributions("mine")) == {"first-mine", "second-mine"}
-    assert "distribution" not in read_source("mine", "envs"), "two claim it"
-    del sys.modules["mine"]
+            assert read_installed()[1]["distribution"] == "first-mine"
+    found, source = read_installed()
+    assert {*found} == {"first-mine", "second-mine"}
+    assert "distribution" not in source, "two claim it"
 
 
 @pytest.mark.parametrize(
