@@ -228,6 +228,8 @@ def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_f
     ("wrong", "problem"),
     [
         ({"arms": {"a": ARMS["a"]}}, "the arms are"),
+        ({"arms": ["a", "b"]}, "not a mapping"),
+        ({"arms": {"a": ("a_palm",), "b": ("b_palm",)}}, "not a mapping"),
         ({"arms": {"a": ARMS["a"], "b": Arm(("a_thumb",))}}, "a_thumb is not a body"),
         ({"arms": {"a": ARMS["a"], "b": Arm(("table",))}}, "table is not a body"),
         ({"fingers": ((LEFT,), (RIGHT,))}, "have fingers"),

