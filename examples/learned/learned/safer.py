@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", action="store_true")
     chosen = parser.parse_args(arguments)
     students = list_students([int(seed) for seed in chosen.seeds.split(",")])
-    plan = Plan(chosen.out, states=30, checkpoints=(), students=tuple(students))
+    plan = Plan(chosen.out, states=20, checkpoints=(), students=tuple(students))
     if chosen.starts:
         starts_file(plan).write_bytes(dump_json(draw_starts(plan)))
     elif chosen.train:
