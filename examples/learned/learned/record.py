@@ -137,7 +137,7 @@ def record_demo(env: HostEnv, teacher: str, number: int, path: Path) -> None:
     assert outcome.batch is not None
     verdict = sb.score(outcome.batch, sb.load_ruleset()).episode(0)
     write_archive(path.with_suffix(".parquet"), outcome.batch)
-    path.write_text(json.dumps({"success": outcome.success, "safe": verdict.safe is True}), encoding="utf-8")
+    path.write_text(json.dumps({"success": verdict.success, "safe": verdict.safe is True}), encoding="utf-8")
 
 
 def render_demo(env: HostEnv, teacher: str, number: int, path: Path) -> None:
