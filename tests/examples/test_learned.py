@@ -158,6 +158,21 @@ def write_demo(folder: Path, number: int, *, success: bool = True, safe: bool = 
     record.save_arrays(path.with_suffix(".npz"), arrays)
 
 
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_demonstration_is_recorded_judged_and_rendered_as_it_was_recorded(tmp_path):
+    plan = Plan(tmp_path, demos=1, students=(Student("of-careful", "careful"),))
+    record.record_demos(plan, "careful", 0)
+    folder = plan.demo_folder("careful", 0)
+    verdict = json.loads((folder / "demo_000.json").read_text())
+    scores = judge([folder / "demo_000.parquet"], load_ruleset()).scores
+    assert verdict == {"success": bool(scores.success[0]), "safe": bool(scores.safe[0])}
+    arrays = np.load(folder / "demo_000.npz")
+    assert len(arrays["images"]) == -(-len(arrays["actions"]) // STRIDE)
+    assert arrays["images"].std() > 10
+    assert (folder / DONE).exists()
+
+
 @pytest.mark.parametrize(("selection", "numbers"), [("all", [0, 1]), ("successes", [1, 2]), ("safe", [2, 3])])
 def test_every_selection_takes_its_first_demonstrations_and_too_few_are_said(tmp_path, selection, numbers):
     plan = Plan(tmp_path, tasks=(0,), demos=2)

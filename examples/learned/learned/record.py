@@ -177,11 +177,8 @@ def select_demos(folder: Path, chosen: str) -> list[Path]:
 def is_chosen(path: Path, chosen: str) -> bool:
     """Return whether a demonstration is of a selection: `all`, `successes`, or `safe`, which also succeed."""
     outcome = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        "all": True,
-        "successes": outcome["success"],
-        "safe": outcome["success"] and outcome["safe"],
-    }[chosen]
+    required = {"all": (), "successes": ("success",), "safe": ("success", "safe")}[chosen]
+    return all(outcome[name] for name in required)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
