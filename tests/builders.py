@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -269,6 +270,12 @@ def _contacts(draw: st.DrawFn, n: int, bodies: int, forces: Sequence[str]) -> Co
         net_force_n=net_force_n if "net_force_n" in forces else np.full(len(ordered), np.nan),
         net_impulse_ns=np.array(impulse, dtype=np.float64) * draw(st.sampled_from([0.5, np.nan])),
     )
+
+
+def numbers_in(text: str) -> list[float]:
+    """Return the numbers in a text, in order, without those in names such as `task_0`."""
+    found = re.findall(r"(?<![\w.])[-\N{MINUS SIGN}]?\d+(?:\.\d+)?", text)
+    return [float(number.replace("\N{MINUS SIGN}", "-")) for number in found]
 
 
 def derive(batch: Batch | Sequence[Batch], name: str) -> np.ndarray:

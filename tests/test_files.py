@@ -65,7 +65,7 @@ def test_no_more_than_asked_for_is_read_and_no_link_leads_out_of_a_folder(tmp_pa
     assert read_input(tmp_path / "run" / "link", 9) == bytes(9)
     with pytest.raises(OSError, match="has more than"):
         read_input(tmp_path / "run" / "link", 8)
-    with pytest.raises(OSError, match="lies outside of run"):
+    with pytest.raises(OSError, match="outside of run"):
         read_input(tmp_path / "run" / "link", within=tmp_path / "run")
 
 
@@ -74,5 +74,5 @@ def test_json_whose_values_could_fill_the_memory_is_refused_before_it_is_decoded
     text = b'["ab"' + b',"ab"' * 10_000 + b"]"
     assert len(decode_json(text, list[str])) == 10_001
     monkeypatch.setenv(SETTING, "0.001")
-    with pytest.raises(ValueError, match=f"more memory than allowed; set {SETTING}=0.0014"):
+    with pytest.raises(ValueError, match=rf"{SETTING}=0.0014"):
         decode_json(text, list[str])

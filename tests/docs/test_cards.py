@@ -44,7 +44,7 @@ def test_a_diagnostic_specification_has_a_card_without_notes_counts_and_pictures
     monkeypatch.setattr(cards, "_picture_index", dict)
     card = cards.build_card(library, spec)
     assert spec.stl in card
-    assert "What does not count" not in card
+    assert "not count" not in card
     assert "How often" not in card
     assert "```{image}" not in card
 

@@ -20,7 +20,7 @@ def test_a_form_is_one_that_github_takes_and_requires_what_doctor_says_of_the_ma
     assert all(field["type"] in KINDS and field["attributes"]["label"] for field in form["body"])
     assert len({field["id"] for field in form["body"]}) == len(form["body"])
     (doctor,) = [field for field in form["body"] if field["id"] == "doctor"]
-    assert "safevla doctor --format json" in doctor["attributes"]["description"]
+    assert "doctor --format json" in doctor["attributes"]["description"]
     assert doctor["validations"] == {"required": True}
 
 

@@ -144,4 +144,4 @@ def test_an_image_whose_doctor_or_demo_fails_is_not_an_image_and_its_archive_is_
     places = {"ENGINE": str(podman), "BASE": "any", "ARCHIVE": str(tmp_path / "core.tar")}
     script = [request.config.rootpath / ".ci" / "build_image", "core"]
     assert subprocess.run(script, env={**os.environ, **places}, check=False).returncode == code
-    assert ("save -q --format oci-archive" in (tmp_path / "asked").read_text()) == (code == 0)
+    assert ("--format oci-archive" in (tmp_path / "asked").read_text()) == (code == 0)

@@ -180,7 +180,7 @@ def test_every_selection_takes_its_first_demonstrations_and_too_few_are_said(tmp
         write_demo(plan.demo_folder("hasty", 0), number, success=success, safe=safe)
     paths = dataset.choose_demos(plan, Student("a", "hasty", selection), 0)
     assert [path.name for path in paths] == [f"demo_{number:03d}.npz" for number in numbers]
-    with pytest.raises(SystemExit, match=rf"has \d of 5 demonstrations \({selection}\)"):
+    with pytest.raises(SystemExit, match=rf"of 5 .*\({selection}\)"):
         dataset.choose_demos(replace(plan, demos=5), Student("a", "hasty", selection), 0)
 
 
@@ -223,7 +223,7 @@ def test_jobs_wait_for_what_they_need_and_are_not_done_again(tmp_path, capfd):
 
 def test_a_job_that_fails_stops_the_rest_and_is_named(tmp_path):
     jobs = [job("broken", tmp_path, code="sys.exit(3)"), job("after", tmp_path, "broken")]
-    with pytest.raises(SystemExit, match="broken failed; run the same again"):
+    with pytest.raises(SystemExit, match="broken failed"):
         run.run_jobs(jobs, workers=1)
     assert not (tmp_path / "after").exists()
 
@@ -334,7 +334,7 @@ def test_the_policy_looks_at_its_pictures_unless_it_is_blind(trained):
 def test_a_task_that_was_not_learned_is_refused_by_its_words(trained):
     from learned.policy import Policy
 
-    with pytest.raises(PolicyError, match="was not trained to 'open the drawer'"):
+    with pytest.raises(PolicyError, match="'open the drawer'"):
         Policy(str(trained.weights("a"))).reset(replace(TASK, instruction="open the drawer"), 0)
 
 
@@ -423,7 +423,7 @@ def test_pairs_from_an_evaluation_s_starts_are_not_learned_from(tmp_path):
     from learned.preference import read_preferences
 
     write_pairs(tmp_path / "own", is_of_benchmark=True)
-    with pytest.raises(SystemExit, match="on which students are evaluated"):
+    with pytest.raises(SystemExit, match="students are evaluated"):
         read_preferences(tmp_path / "own", [TASK.instruction])
     write_pairs(tmp_path / "held", split="validation")
     assert not read_preferences(tmp_path / "held", [TASK.instruction]).pairs

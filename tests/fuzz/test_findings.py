@@ -36,7 +36,7 @@ def test_a_dtype_from_a_server_never_reaches_pythons_parser(dtype):
     openpi = {b"__ndarray__": True, b"data": bytes(8), b"dtype": dtype, b"shape": [1]}
     scalar = {b"__npgeneric__": True, b"data": 1.0, b"dtype": dtype}
     for codec, wire in ((OPENPI, openpi), (OPENPI, scalar), (VLA_EVAL, {k.decode(): v for k, v in openpi.items()})):
-        with pytest.raises(PolicyError, match=r"cannot be read|integers or floats"):
+        with pytest.raises(PolicyError, match=r"be read|integers or"):
             codec.unpack(msgspec.msgpack.encode(wire))
 
 

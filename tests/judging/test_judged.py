@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builders import DRAWER, LINK, contacts, episode
+from builders import DRAWER, LINK, contacts, episode, numbers_in
 from safevla_bench import archive
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.judged import JudgedSource
@@ -52,10 +52,7 @@ def test_what_the_net_force_changes_is_described_for_the_episodes_that_have_it(t
     several = [net_episode(0, 150.0), net_episode(1, 250.0), net_episode(2, 300.0), episode(episode_id="e3")]
     archive.write_archive(source, concatenate_batches(several))
     mixed = judge([source], load_ruleset())
-    assert mixed.describe_forces() == [
-        "By the net force of two bodies instead of their largest single contact, 2 more of 3 episodes are unsafe "
-        "(library net-force)."
-    ]
+    assert [numbers_in(sentence) for sentence in mixed.describe_forces()] == [[2, 3]]
     assert not mixed.has_net_forces
     archive.write_archive(source, concatenate_batches(several[:3]))
     by_net = judge([source], load_ruleset("net-force"))
@@ -75,7 +72,7 @@ def test_a_net_force_alone_is_judged_in_place_of_a_single_contact_s_and_said_so(
     judged = judge([source], load_ruleset())
     assert not judged.scores.safe.any()
     (sentence,) = judged.describe_forces()
-    assert sentence.startswith("1 of 1 records only have net forces of two bodies")
+    assert sentence.startswith("1 of 1")
 
 
 def test_records_of_before_say_nothing_of_net_forces(tmp_path):
@@ -90,7 +87,7 @@ def test_what_a_library_adds_to_the_default_one_is_described_and_what_replaces_i
         judged = judge([path], load_ruleset(library=library, missing="deactivate"))
         lines = list(judged.describe_changed_specs())
         assert [line.split(" ")[0] for line in lines] == expected
-        assert all("applied to 0 of 1 episode: signal missing: a person's place" in line for line in lines)
+        assert all("a person's place" in line for line in lines)
         assert judged.ruleset.own_specs() == []
 
 
@@ -98,6 +95,4 @@ def test_scored_specifications_that_judged_nothing_are_named(tmp_path):
     source = tmp_path / "some.jsonl"
     archive.write_archive(source, concatenate_batches([episode(episode_id="e0"), episode(episode_id="e1")]))
     (sentence,) = judge([source], load_ruleset()).describe_vacuous()
-    assert sentence == (
-        "Vacuous in every episode in which it applies, so that it judged nothing: stable_grasp_maintained_2cm."
-    )
+    assert "judged nothing: stable_grasp_maintained_2cm." in sentence

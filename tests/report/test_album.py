@@ -159,7 +159,7 @@ def test_the_page_shows_each_picture_once_with_its_caption(folder):
     assert len(re.findall("<img ", text)) == 2
     assert "The initial &lt;state&gt;." in text
     assert "safevla frames RUN" not in text
-    assert "1 more picture lies" in text
+    assert "1 more picture" in text
     assert "safevla frames RUN" in page()
 
 

@@ -74,10 +74,10 @@ def test_a_safe_episode_shows_what_came_nearest(rough):
 def test_what_was_not_judged_says_why():
     batch = episode(benchmark="libero-10", task_id="task_8", n=12)
     explanation = explaining.explain_episode(score(batch, RULESET), batch, RULESET, 0)
-    assert explanation.vacuous["held_object_tilt_world_15deg"] == "its condition never arose: transport"
+    assert "condition never arose" in explanation.vacuous["held_object_tilt_world_15deg"]
     text = terminal.format_explanation(explanation, width=100)
-    assert "left out by the paper's libero capability set" in text
-    assert "its condition never arose: grip" in text
+    assert "by the paper's" in text
+    assert "arose: grip" in text
     alone = episode(benchmark="libero-10", task_id="task_8", roles={"bowl": "target"}, **_only_bowl())
     explanation = explaining.explain_episode(score(alone, RULESET), alone, RULESET, 0)
     assert "non_target_disp_max" in explanation.vacuous["non_target_max_disp_5mm"]

@@ -99,7 +99,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
 def test_without_a_number_there_are_as_many_episodes_as_the_protocol_says_and_none_are_guessed():
     assert len(plan_episodes(TASKS, PROTOCOL, ["a"], RULES)) == 20 * len(TASKS)
     kitchen = replace(TASKS[0], benchmark="libero-90", episodes=None)
-    with pytest.raises(RunError, match="says how many episodes 'libero-90' has"):
+    with pytest.raises(RunError, match="episodes 'libero-90' has"):
         plan_episodes([kitchen], PROTOCOL, ["a"], RULES)
     assert len(plan_episodes([replace(kitchen, episodes=7)], PROTOCOL, ["a"], RULES)) == 7
 
@@ -121,7 +121,7 @@ def test_as_many_shards_as_scenes_split_none():
 
 
 def test_more_shards_than_episodes_are_refused():
-    with pytest.raises(RunError, match="24 episodes cannot be cut into 25 shards"):
+    with pytest.raises(RunError, match="into 25 shards"):
         cut_plan(LONG_PLAN, 25)
 
 
@@ -134,7 +134,7 @@ def test_shards_count_from_one(text):
 
 @pytest.mark.parametrize("text", ["", "1", "1/", "a/4", "-1/4", "1/2/3"])
 def test_what_is_not_a_shard_is_refused_with_an_example(text):
-    with pytest.raises(RunError, match="is not a shard") as raised:
+    with pytest.raises(RunError, match="not a shard") as raised:
         Shard.parse(text)
     assert "2/8" in raised.value.remedy
 

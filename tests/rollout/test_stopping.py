@@ -63,7 +63,7 @@ def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clau
     assert whole.outcome == "timeout"
     assert shortened.outcome == "stopped"
     assert shortened.steps < whole.steps
-    assert shortened.reason.endswith(f"max_contact_force_under_200N violated at record {shortened.steps}")
+    assert shortened.reason.endswith(f"at record {shortened.steps}")
     assert shortened.batch.headers[0].outcome == "stopped"
     assert mark_flags(shortened.batch, STOPPED_ON_VIOLATION) == (True,)
     assert mark_flags(whole.batch, STOPPED_ON_VIOLATION) == (False,)
@@ -112,7 +112,7 @@ def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path
     assert rule["library_digest"] == strict.library.digest
     stopped = [row for row in episode_rows(tmp_path / "run") if row.outcome == "stopped"]
     assert 0 < len(stopped) < 6
-    assert all("slow violated at record" in row.reason for row in stopped)
+    assert all("slow violated" in row.reason for row in stopped)
     _, total = judged.summarize_scores()
     assert (total.stopped, total.n) == (len(stopped), 6 - len(stopped))
     assert (total.stopped_on_violation, total.rates["safety"].count) == (len(stopped), 6 - len(stopped))

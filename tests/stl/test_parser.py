@@ -195,7 +195,7 @@ def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
 
 def test_a_chain_of_a_million_is_refused_for_its_length_before_it_is_parsed(monkeypatch) -> None:
     monkeypatch.setattr("safevla_bench.stl.parser._load_grammar", lambda: pytest.fail("it was parsed"))
-    with pytest.raises(FormulaError, match="the formula has 7999995 characters, more than 100000"):
+    with pytest.raises(FormulaError, match="7999995 characters"):
         parse_formula(" and ".join(["ppp"] * 1_000_000))
 
 

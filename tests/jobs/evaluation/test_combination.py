@@ -110,7 +110,7 @@ def test_the_code_of_all_folders_and_policies_of_folders_without_a_run_are_compa
 
 def test_a_judged_folder_is_not_overwritten(halves):
     before = (halves[0] / SCORES).read_bytes()
-    with pytest.raises(RunError, match="has its own scores"):
+    with pytest.raises(RunError, match="own scores"):
         combine_scores(halves, halves[0])
     assert (halves[0] / SCORES).read_bytes() == before
 
@@ -131,7 +131,7 @@ def test_a_judged_folder_is_not_overwritten(halves):
 def test_verdicts_that_are_not_those_of_the_rows_are_refused(tmp_path, halves, change):
     path = halves[1] / VERDICTS
     path.write_bytes(encode_scores(change(decode_scores(path.read_bytes()))))
-    with pytest.raises(RunError, match=r"cannot be read|do not belong together"):
+    with pytest.raises(RunError, match=r"be read|not belong"):
         combine_scores(halves, tmp_path / "out")
 
 

@@ -86,7 +86,7 @@ def test_a_placement_is_refused_by_a_host_that_cannot_place(tmp_path):
     path = tmp_path / "chosen.json"
     path.write_bytes(msgspec.json.encode(document))
     assert read_suite(path).max_steps is None
-    with pytest.raises(HostError, match=r"cannot start with cube\.x at a chosen place"):
+    with pytest.raises(HostError, match=r"with cube\.x"):
         prepare_run(request("maniskill", "maniskill", "noop", found=path, max_steps=5), is_dry=True)
 
 
@@ -98,14 +98,14 @@ def test_a_host_without_a_declaration_supports_nothing_optional(monkeypatch):
 
 
 def test_a_filter_for_motions_of_another_size_is_refused():
-    with pytest.raises(PolicyError, match=r"by 0\.1 m per unit; those of this host by 0\.05 m"):
+    with pytest.raises(PolicyError, match=r"0\.1 m .*0\.05"):
         prepare_run(request("fake", "fake", "random", coupling="distance-barrier:unit_m=0.1"))
     prepare_run(request("fake", "fake", "random", coupling="distance-barrier")).resources.close()
 
 
 def test_a_script_for_arms_is_refused_where_actions_have_another_length():
     task = FakeHost().tasks("fake")[0]
-    with pytest.raises(PolicyError, match="here they have 4"):
+    with pytest.raises(PolicyError, match="have 4"):
         make_policy("scripted:careful").require_task(replace(task, still=(0.0,) * 4))
 
 
@@ -123,9 +123,7 @@ def test_a_script_for_arms_is_refused_where_actions_have_another_length():
 )
 def test_policies_and_filters_of_one_arm_are_refused_where_there_are_two(task, policy, coupling):
     asked = replace(request("robosuite", "robosuite", policy, coupling=coupling), tasks=(task,))
-    with pytest.raises(
-        PolicyError, match=r"is for one arm, and robosuite TwoArm\w+ has robot0, robot1|actions of 7 or 12"
-    ):
+    with pytest.raises(PolicyError, match=r"one arm|7 or 12"):
         prepare_run(asked, is_dry=True)
 
 

@@ -114,7 +114,7 @@ def test_episodes_are_found_by_place_id_and_end_of_id():
     assert [episode.index for episode in run[1:]] == [1]
     with pytest.raises(IndexError):
         run[2]
-    with pytest.raises(RunError, match="there is no episode"):
+    with pytest.raises(RunError, match="is no episode"):
         run["ep_9"]
 
 
@@ -184,7 +184,7 @@ def test_no_suite_is_an_error_that_says_so():
 def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, message):
     with pytest.raises(RunError, match=message) as caught:
         sb.evaluate("noop", "fake", tasks=[0], out=tmp_path / "run", **options)
-    assert caught.value.remedy == "Give 1 or more."
+    assert "1 or more" in caught.value.remedy
     assert not (tmp_path / "run").exists()
 
 

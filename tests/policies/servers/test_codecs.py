@@ -194,7 +194,7 @@ def test_an_array_that_lies_is_refused(evil):
     for codec, message in ((OPENPI, EVIL_OPENPI[evil]), (VLA_EVAL, as_text(EVIL_OPENPI[evil]))):
         if codec is VLA_EVAL and evil == "scalar objects":
             continue  # it has no scalars of its own
-        with pytest.raises(PolicyError, match=r"cannot be read|integers or floats") as caught:
+        with pytest.raises(PolicyError, match=r"be read|integers or") as caught:
             codec.unpack(msgspec.msgpack.encode({"a": message}))
         assert len(str(caught.value)) < 1000
 
@@ -223,7 +223,7 @@ EVIL_FILES = {
 
 @pytest.mark.parametrize("content", EVIL_FILES.values(), ids=EVIL_FILES)
 def test_an_array_file_that_lies_is_refused(content):
-    with pytest.raises(PolicyError, match=r"cannot be read|integers or floats"):
+    with pytest.raises(PolicyError, match=r"be read|integers or"):
         GR00T.unpack(msgspec.msgpack.encode({"__ndarray_class__": True, "as_npy": content}))
 
 

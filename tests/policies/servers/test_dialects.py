@@ -75,7 +75,7 @@ def test_the_host_s_own_readings_are_wanted_and_sent():
         "lift", np.zeros(3), np.eye(4)[0], np.array([0.04, 0.03]), extra={"joint_pos": np.arange(7.0)}
     )
     np.testing.assert_array_equal(dialect.build_request(observed)["observation/state"], [*range(7), 0.04, 0.03])
-    with pytest.raises(PolicyError, match="needs extra/joint_pos, which this host does not show"):
+    with pytest.raises(PolicyError, match="needs extra/joint_pos"):
         dialect.build_request(observe())
 
 
@@ -242,6 +242,6 @@ def test_starvla_s_server_of_pi0_gets_openpi_s_keys_and_answers_under_data():
 
 
 def test_an_error_of_starvla_s_is_reported():
-    failed = pytest.raises(PolicyError, match="failed: CUDA out of memory")
+    failed = pytest.raises(PolicyError, match="out of memory")
     with starvla("CUDA out of memory", [], "starvla-libero") as policy, failed:
         policy.act(observe())

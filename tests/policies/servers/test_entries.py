@@ -152,7 +152,7 @@ def test_the_grippers_of_the_replies_become_the_host_s():
 
 def test_parts_of_a_reply_that_differ_in_steps_cannot_be_read():
     answer = reply("gr00t-n1.7@libero")
-    with pytest.raises(ReplyError, match=r"differ in steps: .*16, 3"):
+    with pytest.raises(ReplyError, match=r"steps: .*16, 3"):
         dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
@@ -160,13 +160,13 @@ def test_a_host_that_does_not_show_a_base_is_an_error():
     dialect = dialects.load_dialect("openpi-robocasa")
     observed = observation(dialect)
     still = replace(observed, base_pos_m=None, base_quat_wxyz=None)
-    with pytest.raises(PolicyError, match="needs eef_pos_in_base, which this host does not show"):
+    with pytest.raises(PolicyError, match="needs eef_pos_in_base"):
         dialect.build_request(still)
 
 
 def test_a_checkpoint_a_suite_is_a_server_a_suite():
     entry = entries.find_entry("openvla-7b@libero")
-    with pytest.raises(PolicyError, match=r"(?s)a checkpoint for each suite.*--server libero-spatial=ws://a"):
+    with pytest.raises(PolicyError, match="--server libero-spatial=ws://a"):
         entries.assign_servers(entry, ("ws://a",))
     chosen = entries.assign_servers(entry, ("libero-goal=ws://a", "libero-10=ws://b"))
     assert chosen == {"libero-goal": "ws://a", "libero-10": "ws://b"}
@@ -201,7 +201,7 @@ def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suit
     policy.reset(replace(task(entry), benchmark=entry.suites[1]), 0)
     with pytest.raises(ServerRefusedError, match="has the shape"):
         policy.act(observed)
-    with pytest.raises(PolicyError, match=f"no server is named for {entry.name} on {entry.suites[2]}"):
+    with pytest.raises(PolicyError, match=f"named for {entry.name}"):
         policy.reset(replace(task(entry), benchmark=entry.suites[2]), 0)
 
 

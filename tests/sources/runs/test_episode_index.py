@@ -169,7 +169,7 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
         judge([path], load_ruleset())
     assert [error.place.line for error in raised.value.errors] == [1, 4]
     archive.write_archive(path, episode(4, contacts=None))
-    with pytest.raises((SignalError, CollectedError), match="contacts is missing in episode"):
+    with pytest.raises((SignalError, CollectedError), match="contacts is missing"):
         judge([path], load_ruleset())
 
 

