@@ -51,19 +51,6 @@ def test_a_clause_whose_bodies_are_not_there_is_not_counted_as_judgeable(safevla
         assert ("nothing to judge" in out) != is_there
 
 
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        (("compare", "a", "b", "--across-seeds"), "--across seeds"),
-        (("compare", "a", "b", "--across-versions"), "--across versions"),
-        (("tables", "a", "--published"), "--style published=yes"),
-        (("figures", "a", "--layout", "cells"), "--style layout="),
-    ],
-)
-def test_an_option_that_was_joined_with_others_names_what_replaces_it(safevla, words, now):
-    assert f"is now {now}" in safevla.refuses(*words)
-
-
 def test_combining_refuses_a_name_that_it_would_ignore(safevla, tmp_path):
     error = safevla.refuses("score", "--combine", "mine=a", "other=b", "--out", tmp_path / "x")
     assert "renames no policy" in error

@@ -50,14 +50,6 @@ class Option(click.Option):
 ALL_OPTIONS = "safevla.all_options"  # set in a context's `meta` by --help-all
 
 
-_FORMER = {
-    "--across-seeds": "--across seeds",
-    "--across-versions": "--across versions",
-    "--published": "--style published=yes",
-    "--layout": "--style layout=LAYOUT",
-}
-
-
 class Command(click.Command):
     """A command whose --help shows the common options; --help-all shows all of them, grouped under headings."""
 
@@ -71,15 +63,6 @@ class Command(click.Command):
         self.common = frozenset(common.split())
         self.params.append(click.Option(["--help-all"], is_flag=True, is_eager=True, hidden=True, expose_value=False,
                                         callback=_show_all_options))  # fmt: skip
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words of the command line; the error for a former option names what replaces it."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name not in _FORMER:
-                raise
-            raise click.UsageError(f"{error.option_name} is now {_FORMER[error.option_name]}", ctx) from None
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
         """Return heading -> (names, help) of its options, in the command's order, with `Options` first.

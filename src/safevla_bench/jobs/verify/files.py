@@ -11,8 +11,9 @@ import json
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
@@ -393,17 +394,16 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
-    source = _check_source(run, written, judged)
     # Digests, version and sources are compared separately; messages on invalid episodes contain the old folder.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
-    scores = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES)
-    same = _compare_json(run, folder.SCORES, scores, contents[folder.SCORES], "judged again, the same bytes")
-    findings = [source, same, _check_scores_table(run, contents[folder.SCORES_TABLE])]
-    if (run / folder.VERDICTS).exists():  # runs of earlier versions have none
-        findings.append(_check_verdicts(run, contents[folder.VERDICTS]))
+    findings = [_check_source(run, written, judged)]
+    for name, (what, differences) in _MADE_AGAIN.items():
+        if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have none
+            find = partial(_find_difference, run / name, contents[name], differences)
+            findings.append(_compare_again(name, run / name, f"judged again, the same {what}", find))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -418,42 +418,46 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
         again = "" if digest is None else f"; to write it again: {format_rescore_command(run)}"
         return open_check(SOURCE, f"{file} does not say which archive it is{again}")
     expected = folder.dump_json([source.to_document() for source in judged.sources])
-    return _compare_json(run, SOURCE, named + b"\n", expected, "the run that was judged", "sources")
+    find = partial(_find_difference, named + b"\n", expected, partial(_json_differences, field="sources"))
+    return _compare_again(SOURCE, run / folder.SCORES, "the run that was judged", find)
 
 
-def _finding(check: str, difference: str | None, agreed: str) -> Finding:
+def _compare_again(check: str, path: Path, agreed: str, find: Callable[[], str | None]) -> Finding:
+    """Return whether a file agrees with what was made again; `find` returns the first difference."""
+    try:
+        with limit_memory(path):
+            difference = find()
+    except FileNotFoundError:
+        return mismatch(check, "missing")
+    except _UNREADABLE as error:
+        return mismatch(check, f"cannot be read: {error}")
     return mismatch(check, difference) if difference else agreement(check, agreed)
 
 
-def _check_verdicts(run: Path, expected: bytes) -> Finding:
-    try:
-        with limit_memory(run / folder.VERDICTS):
-            written = gzip.decompress(read_input(run / folder.VERDICTS, folder.MAX_VERDICTS_BYTES))
-    except (OSError, EOFError, zlib.error, RecordError) as error:
-        return mismatch(folder.VERDICTS, f"cannot be read: {error}")
-    difference = None if written == gzip.decompress(expected) else "the archive gives other verdicts"
-    return _finding(folder.VERDICTS, difference, "judged again, the same verdicts")
+_Differences = Callable[[bytes, bytes], Iterator[str]]
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, zlib.error, pa.ArrowException, RecordError)
+
+
+def _find_difference(written: bytes | Path, expected: bytes, differences: _Differences) -> str | None:
+    content = written if isinstance(written, bytes) else read_input(written, folder.MAX_VERDICTS_BYTES)
+    return None if content == expected else next(differences(content, expected), None)
+
+
+def _json_differences(written: bytes, expected: bytes, field: str = "") -> Iterator[str]:
+    yield from map(_describe_values, value_differences(load_json(written), load_json(expected), field))
+    yield "its values agree, and its layout differs"
+
+
+def _verdict_differences(written: bytes, expected: bytes) -> Iterator[str]:
+    if gzip.decompress(written) != gzip.decompress(expected):
+        yield "the archive gives other verdicts"
 
 
 _BATCH_ROWS = 1024
 
 
-def _check_scores_table(run: Path, expected: bytes) -> Finding:
-    try:
-        written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
-        if written == expected:
-            return agreement(folder.SCORES_TABLE, "judged again, the same bytes")
-        with limit_memory(run / folder.SCORES_TABLE):
-            table, again = (read_table(content, folder.MAX_SCORES_BYTES) for content in (written, expected))
-            difference = next(_table_differences(table, again), None)
-    except FileNotFoundError:
-        return mismatch(folder.SCORES_TABLE, "missing")
-    except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
-        return mismatch(folder.SCORES_TABLE, f"cannot be read: {error}")
-    return _finding(folder.SCORES_TABLE, difference, "judged again, the same rows")
-
-
-def _table_differences(written: pa.Table, expected: pa.Table) -> Iterator[str]:
+def _row_differences(*contents: bytes) -> Iterator[str]:
+    written, expected = (read_table(content, folder.MAX_SCORES_BYTES) for content in contents)
     if len(written) != len(expected):
         yield f"{len(written)} episodes are written, the archive gives {len(expected)}"
         return
@@ -478,15 +482,24 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
     if isinstance(first, list) and isinstance(second, list):
         return f"{place}: {len(first)} values are written, the archive gives {len(second)}"
     texts = [json.dumps(value).encode() for value in (first, second)]
-    shown = [_quote(text, find_difference(*texts) or 0) for text in texts]
+    shown = [_quote(text, _find_byte(*texts)) for text in texts]
     return f"{place}: {shown[0]} is written, the archive gives {shown[1]}"
+
+
+_MADE_AGAIN: Mapping[str, tuple[str, _Differences]] = {
+    folder.SCORES: ("bytes", _json_differences),
+    folder.SCORES_TABLE: ("rows", _row_differences),
+    folder.VERDICTS: ("verdicts", _verdict_differences),
+}
 
 
 def _check_report(run: Path, judged: Judged) -> Finding:
     written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
         expected = render_report(judged, page_folder=run).encode()
-        later = parts.later_files(run, folder.REPORT) if written != expected else []
+        if written == expected:
+            return agreement(folder.REPORT, "made again, the same bytes")
+        later = parts.later_files(run, folder.REPORT)
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"made again with the same bytes; to add what came later: {command}")
     except SafevlaError as error:
@@ -494,9 +507,14 @@ def _check_report(run: Path, judged: Judged) -> Finding:
     if later:
         problem = f"{later[0]} is newer and may have changed it"
         return open_check(folder.REPORT, f"{problem}; to write it again, so that it can be checked: {command}")
-    place = find_difference(written, expected)
-    shown = None if place is None else f"byte {place}: {_quote(written, place)} is in the file; when made again, it is "
-    return _finding(folder.REPORT, shown and shown + _quote(expected, place or 0), "made again, the same bytes")
+    place = _find_byte(written, expected)
+    shown = f"byte {place}: {_quote(written, place)} is in the file; when made again, it is {_quote(expected, place)}"
+    return mismatch(folder.REPORT, shown)
+
+
+def _find_byte(written: bytes, expected: bytes) -> int:
+    pairs = enumerate(zip(written, expected, strict=False))
+    return next((place for place, (own, other) in pairs if own != other), min(len(written), len(expected)))
 
 
 def _quote(content: bytes, place: int) -> str:
@@ -508,29 +526,6 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
         rules = find_rules([run], as_judged=True).provenance()
     except SafevlaError as error:
         return mismatch(RULES, str(error))
-    difference = None if rules.rules == provenance.rules else "these are not the rules that judged"
-    return _finding(RULES, difference, "the rules that judged")
-
-
-# The position where two files differ
-
-
-def find_difference(written: bytes, expected: bytes) -> int | None:
-    """Return the index of the first byte in which two contents differ; None if they are equal."""
-    if written == expected:
-        return None
-    size, step = min(len(written), len(expected)), 1 << 16
-    place = next((k for k in range(0, size, step) if written[k : k + step] != expected[k : k + step]), size)
-    return next((k for k in range(place, size) if written[k] != expected[k]), size)
-
-
-def _compare_json(run: Path, check: str, written: bytes, expected: bytes, agreed: str, field: str = "") -> Finding:
-    if written == expected:
-        return agreement(check, agreed)
-    try:
-        with limit_memory(run / folder.SCORES):
-            values, others = map(load_json, (written, expected))
-            differences = value_differences(values, others, field)
-            return mismatch(check, next(map(_describe_values, differences), "its values agree, and its layout differs"))
-    except (ValueError, RecursionError, RecordError) as error:
-        return mismatch(check, f"cannot be read: {error}")
+    if rules.rules != provenance.rules:
+        return mismatch(RULES, "these are not the rules that judged")
+    return agreement(RULES, "the rules that judged")

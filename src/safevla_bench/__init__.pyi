@@ -1,0 +1,37 @@
+# The public names and where they are defined, for type checkers and for `__init__.py`, which imports them on first use.
+
+from safevla_bench.archive import append_episodes as append_episodes
+from safevla_bench.archive.record_schema import record_schema as record_schema
+from safevla_bench.errors import SafevlaError as SafevlaError
+from safevla_bench.explain.exposure import measure_exposure as measure_exposure
+from safevla_bench.explain.exposure import summarize_exposure as summarize_exposure
+from safevla_bench.interface.policy import Observation as Observation
+from safevla_bench.interface.policy import Policy as Policy
+from safevla_bench.interface.policy import Wants as Wants
+from safevla_bench.jobs.evaluation.judgement import judge as judge
+from safevla_bench.jobs.evaluation.request import Request as Request
+from safevla_bench.jobs.evaluation.results import Evaluation as Evaluation
+from safevla_bench.jobs.evaluation.results import evaluate as evaluate
+from safevla_bench.jobs.evaluation.results import load as load
+from safevla_bench.jobs.evaluation.rollouts import roll_out as roll_out
+from safevla_bench.judging.metrics import Summary as Summary
+from safevla_bench.judging.metrics import aggregate as aggregate
+from safevla_bench.judging.metrics import cells as cells
+from safevla_bench.judging.monitor import Monitor as Monitor
+from safevla_bench.judging.ruleset import Ruleset as Ruleset
+from safevla_bench.judging.ruleset import load_ruleset as load_ruleset
+from safevla_bench.judging.scores import EpisodeScore as EpisodeScore
+from safevla_bench.judging.scores import Scores as Scores
+from safevla_bench.judging.scoring import score as score
+from safevla_bench.sources.runs.episode_index import open_archive as open_archive
+from safevla_bench.specs.loader import load_library as load_library
+from safevla_bench.specs.spec import Library as Library
+from safevla_bench.specs.spec import Spec as Spec
+from safevla_bench.stl.parser import parse_formula as parse_formula
+from safevla_bench.tasks.entries import Registry as Registry
+from safevla_bench.tasks.loader import load_registry as load_registry
+from safevla_bench.trajectory.batch import Batch as Batch
+from safevla_bench.trajectory.single_episode import iterate_records as iterate_records
+from safevla_bench.version import __version__ as __version__
+from safevla_recorder import record as record
+from safevla_recorder import record_until_closed as record_until_closed
