@@ -18,10 +18,9 @@ from typing import Any, TextIO, cast
 import click
 from click.shell_completion import CompletionItem
 
+from safevla_bench import errors, version
 from safevla_bench.cli import completion
-from safevla_bench.errors import SafevlaError, TimeUpError
 from safevla_bench.text import break_log_commands, escape_controls, indent_further, redact_secrets, wrap_text
-from safevla_bench.version import __version__
 
 # Exit codes of every command.
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, TIME_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
@@ -136,7 +135,7 @@ class LazyCommandGroup(click.Group):
 
 
 @click.group(cls=LazyCommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="safevla")
+@click.version_option(version.__version__, prog_name="safevla")
 def safevla() -> None:
     """Was a success also safe, and if not, how bad was it?
 
@@ -226,10 +225,10 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists what it accepts.")
-    except TimeUpError as error:
+    except errors.TimeUpError as error:
         echo(error.problem, err=True)
         return TIME_UP
-    except (click.ClickException, SafevlaError) as error:
+    except (click.ClickException, errors.SafevlaError) as error:
         click.echo(getattr(error, "mapping", ""), nl=False)  # MappingNeededError: a template for the log's mapping
         return _refuse(str(error))
     except ModuleNotFoundError as error:

@@ -13,10 +13,9 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench import tasks
+from safevla_bench import errors, signals, tasks
 from safevla_bench.cli import completion, echo, options, rules
 from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
-from safevla_bench.errors import SpecError
 from safevla_bench.explain.places import collect_bodies, describe_places, describe_unmatched, list_places
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts import protocols
@@ -25,17 +24,14 @@ from safevla_bench.judging.provenance_marks import warn_of_left_out
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, PublishedMean, load_published
 from safevla_bench.sensitivity import calibration
-from safevla_bench.signals import signal_unit
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.specs import file_formats, loader
 from safevla_bench.specs.spec import Spec, explain_spec, spec_rows
-from safevla_bench.stl.formula import format_formula
-from safevla_bench.stl.units import spell_units
-from safevla_bench.tasks import bddl, proposal
+from safevla_bench.stl import formula, units
+from safevla_bench.tasks import bddl, proposal, reasons
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
-from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, escape_controls, format_compact, format_fixed, format_significant
 
 
@@ -82,7 +78,7 @@ def specs_command(
         return
     chosen = loader.load_library(library)
     if explain is not None and form == "paper":
-        raise SpecError("--explain shows more than a row of the paper holds", remedy="Leave out --format paper.")
+        raise errors.SpecError("--explain shows more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.load_registry(read_installed_registries()), chosen, explain)
         if form != "text":
@@ -177,7 +173,7 @@ def tasks_command(
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
         echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            echo(f"  not {spec}: {describe_reason(reason, registry, row['benchmark'])}")
+            echo(f"  not {spec}: {reasons.describe_reason(reason, registry, row['benchmark'])}")
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
@@ -206,7 +202,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         severe = "" if spec.severe is None else f", severe {_show(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
-            f"  formula  {format_formula(spell_units(spec.formula, signal_unit))}",
+            f"  formula  {formula.format_formula(units.spell_units(spec.formula, signals.signal_unit))}",
             f"  limit    threshold {_show(spec, spec.threshold)}{severe}",
             *([f"  suites   {', '.join(spec.suites)}"] if spec.suites else []),
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
@@ -248,7 +244,7 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
         counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
-        words = describe_reason(reason, tasks_loader.load_registry(), "")
+        words = reasons.describe_reason(reason, tasks_loader.load_registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
 

@@ -23,8 +23,7 @@ from safevla_bench.cli import (
 )
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
-from safevla_bench.jobs.evaluation import judgement
-from safevla_bench.jobs.evaluation.request import format_host_trust
+from safevla_bench.jobs.evaluation import judgement, request
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
@@ -87,7 +86,7 @@ def verify_command(
             again = f"safevla verify {options.quote_paths(run)} --rules as-judged"
             step = f"check the scores by the rules that judged the run: {again}"
         elif read_host(run)[0] and not (verification.has_open_checks or replay or audit):
-            again = f"safevla verify {options.quote_paths(run)} --replay 3{format_host_trust(run)}"
+            again = f"safevla verify {options.quote_paths(run)} --replay 3{request.format_host_trust(run)}"
             step = f"replay episodes, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)

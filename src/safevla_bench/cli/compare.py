@@ -12,10 +12,9 @@ import msgspec
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_run_progress, show_status
-from safevla_bench.compare import decisions, difference, perturbation, sample_size
+from safevla_bench.compare import decisions, difference, perturbation, sample_size, series
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings, simulator_cells
-from safevla_bench.compare.series import measure_order
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
@@ -141,7 +140,7 @@ def _compare_sources(
         remedy = f"Name at most {_MOST_POLICIES}: --policy NAME for each."
         raise RunError(f"{len(entrants)} policies are too many to compare each two of them", remedy=remedy)
     comparison = compare_policies(entrants, how, **pairing)
-    trends = measure_order(entrants) if comparison.paired else []
+    trends = series.measure_order(entrants) if comparison.paired else []
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
     ordered = {"trends": trends} if trends else {}
     document = {**msgspec.to_builtins(comparison), **ordered, **_describe_origin(entrants, sources)}

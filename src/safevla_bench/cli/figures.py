@@ -20,12 +20,10 @@ from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import make_rescorer, split_judged
 from safevla_bench.report import figures as drawing
+from safevla_bench.report.figures import sheet, tradeoff
 from safevla_bench.report.figures.curves import draw_series, draw_sweep
-from safevla_bench.report.figures.sheet import COLUMN, Page
-from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables.catalog import describe_reading
-from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.report.tables import catalog, series
 from safevla_bench.sensitivity.curves import parse_sweep, sweep_threshold
 from safevla_bench.text import count_noun
 
@@ -41,8 +39,8 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
 
 
 class _FigureStyle(msgspec.Struct, frozen=True):
-    layout: TradeoffLayout = "suites"
-    width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
+    layout: tradeoff.TradeoffLayout = "suites"
+    width: Annotated[float, msgspec.Meta(ge=1, le=20)] = sheet.COLUMN.width_in
     title: Literal["yes", "no"] = "yes"
     across: str = ""
 
@@ -50,7 +48,7 @@ class _FigureStyle(msgspec.Struct, frozen=True):
 _FORMS = get_args(drawing.FigureFormat)
 _STYLES = (
     "layout=suites, panels by suite; layout=pooled, suites pooled; layout=cells, all cells in one; "
-    f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
+    f"width={sheet.COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
     "across=TEXT: what the numbers of a series are, such as 'Training steps'."
 )
 _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
@@ -96,7 +94,7 @@ def figures_command(
     make_folder(folder)
     count = (len(which) + len(requests)) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
-    page = Page(style.width, titled=style.title == "yes", remarks=describe_reading(judged.ruleset))
+    page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
     target = _FigureTarget(folder, page, forms)
     records = judged.records
     inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, style.layout, records.stamps_s)
@@ -110,8 +108,8 @@ def figures_command(
     if compared is not None:
         compared = compared.pooled if style.layout == "pooled" else compared
         target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
-        click.echo(f"\n{render_text(series_table(compared))}")
-        echo(*describe_series(compared), "")
+        click.echo(f"\n{render_text(series.series_table(compared))}")
+        echo(*series.describe_series(compared), "")
     print_warnings(judged)
     rules.print_missing(judged)
     echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
@@ -120,7 +118,7 @@ def figures_command(
 @dataclass(frozen=True)
 class _FigureTarget:
     folder: Path
-    page: Page
+    page: sheet.Page
     forms: tuple[drawing.FigureFormat, ...]
 
     def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:

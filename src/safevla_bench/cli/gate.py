@@ -17,10 +17,9 @@ from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge, measure_costs, split_judged
-from safevla_bench.judging import gates
+from safevla_bench.judging import gates, registration
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric
-from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
@@ -155,7 +154,7 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
         "judged_by": judged.provenance,
         "recorded_with": recorded_versions(judged.headers),
         **({"makers": judged.makers} if judged.makers else {}),
-        **({REGISTERED: checks} if checks else {}),
+        **({registration.REGISTERED: checks} if checks else {}),
     }
 
 

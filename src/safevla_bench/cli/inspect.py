@@ -11,7 +11,7 @@ from typing import get_args
 import click
 import msgspec
 
-from safevla_bench import hosts
+from safevla_bench import hosts, plugins
 from safevla_bench.cli import completion, echo, echo_message, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
@@ -24,12 +24,10 @@ from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host
 from safevla_bench.jobs.evaluation.judgement import format_rescore_command
 from safevla_bench.judging.judged import Judged
-from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
+from safevla_bench.report.tables import catalog, firmness
 from safevla_bench.report.tables import episodes as episode_tables
-from safevla_bench.report.tables.catalog import describe_reading
-from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_host
@@ -94,7 +92,7 @@ def episodes_command(
         total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
         click.echo(render_text(table), nl=False)
-        for sentence in describe_reading(judged.ruleset):
+        for sentence in catalog.describe_reading(judged.ruleset):
             echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
@@ -171,7 +169,7 @@ def show_command(
             options.print_json(explaining.to_document(explanation))
             return
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        for sentence in describe_reading(judged.ruleset):
+        for sentence in catalog.describe_reading(judged.ruleset):
             echo(sentence)
         command = sources.format_command("show", row.position, "--html", "page.html")
         echo(f"Next: a page that draws it: {command}")
@@ -185,8 +183,8 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     if form == "json":
         options.print_json(result)
         return
-    echo(describe_counterfactual(result), "")
-    click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
+    echo(firmness.describe_counterfactual(result), "")
+    click.echo(render_text(firmness.counterfactual_table(result, judged.scores.specs)), nl=False)
 
 
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
@@ -280,7 +278,7 @@ def frames_command(
     host = _make_host(run)
     require_pictures(host)
     if video and not can_film():
-        raise RunError("films need the extra `video`", remedy=install_command("video"))
+        raise RunError("films need the extra `video`", remedy=plugins.install_command("video"))
     judged = sources.judge()
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."

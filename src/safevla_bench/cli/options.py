@@ -22,10 +22,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench import archive
-from safevla_bench.errors import RecordError, RunError
+from safevla_bench import archive, errors, plugins
 from safevla_bench.files import own_path
-from safevla_bench.plugins import trusting
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
@@ -181,7 +179,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
         def run(**values: Any) -> None:
             context = click.get_current_context()
             trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
-            with trusting(trusted, str(context.info_name)):
+            with plugins.trusting(trusted, str(context.info_name)):
                 read = {key: group.read(context, values) for key, group in groups.items()}
                 values |= {"context": context, **read}
                 function(**{key: values[key] for key in parameters})
@@ -304,7 +302,7 @@ def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
     """Return the Ray cluster that --engine names, None for `local`. Raises `RunError` for another engine."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
-        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
+        raise errors.RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
     if kind != "ray":
         return None
     from safevla_bench.rollout.ray import RayCluster
@@ -352,7 +350,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
         open_source(source)
         if source.is_file() and not find_log(source):
             archive.detect_suffix(source)
-            if isinstance(first := next(archive.read_episodes([source], {0}), None), RecordError):
+            if isinstance(first := next(archive.read_episodes([source], {0}), None), errors.RecordError):
                 raise first
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
 

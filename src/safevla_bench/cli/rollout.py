@@ -34,8 +34,7 @@ from safevla_bench.jobs.search.optimizers import Method
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.plugins import is_trusted
-from safevla_bench.publishing import tracking
-from safevla_bench.publishing.submission import describe_ruleset
+from safevla_bench.publishing import submission, tracking
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
@@ -128,7 +127,7 @@ def _observe_run(
     config = {
         **{name: getattr(request, name) for name in names},
         "policies": [redact_secrets(policy.name) for policy in request.roster],
-        **describe_ruleset(run_command.ruleset),
+        **submission.describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
     finished = parts.count_progress(run_command.out)[0] if (run_command.out / folder.RUN).exists() else 0

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import pyarrow as pa
 
+from safevla_bench import errors, memory
 from safevla_bench.cli import completion, echo, options
 from safevla_bench.cli.options import is_given, option, repeatable
 from safevla_bench.cli.progress import show_status
-from safevla_bench.errors import RunError
 from safevla_bench.files import parse_toml, read_text
-from safevla_bench.jobs.evaluation import judgement
-from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
+from safevla_bench.jobs.evaluation import judgement, stopping_rule
 from safevla_bench.judging.judged import INTERRUPTED, Judged
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
-from safevla_bench.memory import limit_memory
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.tasks.file_formats import RegistryFile
@@ -159,7 +157,7 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 def _holds_tasks(path: Path) -> bool:
     try:
-        with limit_memory(path):
+        with memory.limit_memory(path):
             text = read_text(path)
             if path.suffix == ".toml":
                 return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(parse_toml(text))
@@ -185,7 +183,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
         else:
             remedy = f"Write {' or '.join(f'{name}={choice}' for choice in _CHOICES[name])}."
-            raise RunError(f"--set {text!r} has no such value", remedy=remedy)
+            raise errors.RunError(f"--set {text!r} has no such value", remedy=remedy)
     return settings
 
 
@@ -222,8 +220,8 @@ def print_missing(judged: Judged) -> None:
     """Print which parts of the sources were not judged, and how runs depart from their registrations; else nothing."""
     if judged.interrupted_run_count:
         echo(INTERRUPTED)
-    if was_stopped_early(judged):
-        echo(STOPPED_EARLY)
+    if stopping_rule.was_stopped_early(judged):
+        echo(stopping_rule.STOPPED_EARLY)
     for sentence in judged.describe_registrations():
         echo(sentence)
     if judged.left_out:

@@ -15,9 +15,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli import completion, options
+from safevla_bench.cli import completion, options, rules
 from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
-from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import decode_input, parse_toml
 from safevla_bench.hosts.protocols import PRESET, default_protocol
@@ -33,9 +32,7 @@ from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.plugins import require_trust
-from safevla_bench.policies import split_name
-from safevla_bench.policies.coupling import FILTERS
-from safevla_bench.policies.servers import KINDS
+from safevla_bench.policies import coupling, servers, split_name
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
@@ -80,7 +77,7 @@ def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.partition("=")[::2] for text in texts)
 
 
-_KINDS = ", ".join(kind.example for kind in KINDS.values())
+_KINDS = ", ".join(kind.example for kind in servers.KINDS.values())
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME", shell_complete=completion.HOSTS),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
@@ -99,7 +96,7 @@ PLAN_OPTIONS = {
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME",
                        shell_complete=completion.PROTOCOLS),
     "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
-    "filters": repeatable(f"Filter of actions: {', '.join(FILTERS)}, or python:module:Class; with "
+    "filters": repeatable(f"Filter of actions: {', '.join(coupling.FILTERS)}, or python:module:Class; with "
                           ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter",
                           shell_complete=completion.FILTERS),
     "delays": repeatable("Delay of answers: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
@@ -185,7 +182,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     same = {name: how[name] for name in ("workers", "resume", "retry_crashed", "other_code")}
     execution = ExecutionOptions(cluster=cluster, stop_after_s=stop_after_s, **same)
     registration = request.registration if is_given(context, "registered") else None
-    ruleset = read_new_rules(values, request.host, [out.absolute()], registration)
+    ruleset = rules.read_new_rules(values, request.host, [out.absolute()], registration)
     resume_command = _format_resume_command(context, out, request)
     record_only = how["record_only"]
     return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, how["dry_run"], resume_command)
@@ -209,7 +206,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
     """Return key -> option for the keys that a command's file may contain, at the top level and in `[judge]`."""
     every = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     known = {option_key(option): option for option in every}
-    judging = {name: option for name, option in known.items() if option.name in JUDGE_OPTIONS}
+    judging = {name: option for name, option in known.items() if option.name in rules.JUDGE_OPTIONS}
     return {name: option for name, option in known.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
@@ -241,7 +238,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
     text = str(value)
-    is_path = isinstance(option.type, click.Path) and text != AS_JUDGED
+    is_path = isinstance(option.type, click.Path) and text != rules.AS_JUDGED
     if is_path or (option.name == "library" and text not in BUILT_IN):
         text = str(Path(str(place.file)).parent / text)
     try:
@@ -266,7 +263,7 @@ CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judg
 
 
 RUN_OPTIONS = options.group(
-    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command
+    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **rules.JUDGE_OPTIONS}, _parse_command
 )
 
 
@@ -411,7 +408,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     executing = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
-    words += options.list_given_words(context, executing | JUDGE_OPTIONS.keys())
+    words += options.list_given_words(context, executing | rules.JUDGE_OPTIONS.keys())
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)
 

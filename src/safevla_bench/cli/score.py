@@ -18,26 +18,20 @@ from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation import outputs, request
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
-from safevla_bench.jobs.evaluation.outputs import write_outputs
-from safevla_bench.jobs.evaluation.request import Request
-from safevla_bench.judging import provenance_marks
+from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.judged import Judged, is_judged_by
-from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.report.headline import build_headline
-from safevla_bench.report.render import render_json
+from safevla_bench.report import headline, render
 from safevla_bench.report.render.text import render_text
+from safevla_bench.report.tables import catalog, notices
 from safevla_bench.report.tables import episodes as episode_tables
-from safevla_bench.report.tables import notices
-from safevla_bench.report.tables.catalog import describe_reading
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sources import foreign
-from safevla_bench.sources.logs import describe_log, find_log
-from safevla_bench.sources.runs import episode_index, writer
+from safevla_bench.sources import foreign, logs
+from safevla_bench.sources.runs import episode_index, policy_names, writer
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN, SCORES
-from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
@@ -78,7 +72,7 @@ def score_command(
     from safevla_bench.jobs.evaluation.parallel import open_judge
 
     if out is None:
-        for log in filter(None, map(find_log, sources.paths)):
+        for log in filter(None, map(logs.find_log, sources.paths)):
             log.require_mapping()  # without an output folder, the mapping that fits is printed
     folder, kept = options.choose_output(out, sources.paths), ""
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
@@ -87,9 +81,9 @@ def score_command(
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
             kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
-        write_outputs(judged, folder)
+        outputs.write_outputs(judged, folder)
     if form == "json":
-        click.echo(render_json([_cells_table(judged)]), nl=False)
+        click.echo(render.render_json([_cells_table(judged)]), nl=False)
     else:
         print_scores(judged)
     if kept or form == "text":
@@ -102,13 +96,13 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "judges, and --combine does not.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
-    if named := next((path for path in sources.paths if isinstance(path, NamedSource)), None):
+    if named := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
         remedy = f"Name the policy when the folder is judged: safevla score {named.policy}=RUN --out DIR."
         raise RunError("--combine renames no policy", remedy=remedy, place=Place(file=str(named)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
     if form == "json":
-        click.echo(render_json([combined.table]), nl=False)
+        click.echo(render.render_json([combined.table]), nl=False)
         return
     echo(combined.answer, "")
     click.echo(render_text(combined.table))
@@ -129,7 +123,7 @@ _LONGEST_NAME = 80
 def _print_results(files: Sequence[Path], form: str) -> None:
     rates = [episode_tables.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
-        click.echo(render_json(rates), nl=False)
+        click.echo(render.render_json(rates), nl=False)
         return
     echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.", "")
     click.echo("\n".join(render_text(table) for table in rates))
@@ -143,7 +137,7 @@ _MOST_CHANGED = 8
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
     changes = judged.ruleset.describe_changes()
-    echo(f"{f'Judged with {changes}. ' if changes else ''}{build_headline(*judged.summarize_scores()).answer}")
+    echo(f"{f'Judged with {changes}. ' if changes else ''}{headline.build_headline(*judged.summarize_scores()).answer}")
     changed = list(judged.describe_changed_specs())
     for line in changed[:_MOST_CHANGED]:
         echo(f"  {line}")
@@ -158,7 +152,7 @@ def print_scores(judged: Judged) -> None:
     for sentence in [*judged.describe_vacuous(), *judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
     print_warnings(judged)
-    for sentence in describe_reading(judged.ruleset):
+    for sentence in catalog.describe_reading(judged.ruleset):
         echo(sentence)
     rules.print_missing(judged)
 
@@ -170,7 +164,7 @@ def _cells_table(judged: Judged) -> Table:
 
 def print_warnings(judged: Judged) -> None:
     """Print warnings on stdout, if any: of physics that differ by version, unknown poses, limits that `noop` breaks."""
-    baseline = notices.baseline_warnings(measure_baseline(judged.scores))
+    baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
 
@@ -189,7 +183,7 @@ def demo_command(
     """
     path = demo.unpack_archive(out)
     judged = judge([path], load_ruleset())
-    write_outputs(judged, out)
+    outputs.write_outputs(judged, out)
     print_scores(judged)
     echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     echo("The episodes were chosen to show every kind of outcome, not to measure a policy.", "")
@@ -231,7 +225,7 @@ def validate_command(
         lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
         echo(f"{source}: {counts}")
-        for line in () if (source / RUN).exists() else describe_log(source):
+        for line in () if (source / RUN).exists() else logs.describe_log(source):
             echo(line)
         for suite, bodies in collect_bodies(records.read_chunks()).items() if wants_bodies else ():
             echo(f"{suite}:")
@@ -317,5 +311,5 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequ
 
 def _format_continuation(shard: Path) -> str:
     with suppress(RunError):
-        return Request.from_run(shard).format_resume_command(shard, "--record-only")
+        return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

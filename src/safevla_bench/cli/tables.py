@@ -25,11 +25,9 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NOT_PHASED
 from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
 from safevla_bench.publishing import result_files, submission, tracking
-from safevla_bench.report import episode_list, render
-from safevla_bench.report.headline import build_headline
+from safevla_bench.report import episode_list, headline, render
 from safevla_bench.report.render.text import render_summary
-from safevla_bench.report.tables import catalog
-from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables import catalog, cells
 from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table
@@ -84,7 +82,7 @@ def tables_command(
         sources.ruleset.require_whole(NOT_PHASED, "Leave out --style published=yes.")
     judged, material = _load_material(sources, names, digests=not is_short)
     printed = paper_policies() if is_published else {}
-    roster = Roster(_parse_training(training), material.roster.privileged, auxiliary, printed)
+    roster = cells.Roster(_parse_training(training), material.roster.privileged, auxiliary, printed)
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
@@ -92,7 +90,7 @@ def tables_command(
     tables = tables if style.notes == "yes" else [replace(table, notes=()) for table in tables]
     tables = tables if columns is None else _choose_columns(tables, columns)
     if judged and is_short:
-        echo(build_headline(*judged.summarize_scores()).answer, "")
+        echo(headline.build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
         command = sources.format_command("tables", "--which", "all")
         echo(f"Next: what each number means, and all further tables: {command}")

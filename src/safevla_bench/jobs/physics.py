@@ -21,8 +21,7 @@ import numpy as np
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.files import own_path, write_atomically
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
-from safevla_bench.jobs.evaluation.preparation import PreparedRun
-from safevla_bench.jobs.evaluation.request import ExecutionOptions
+from safevla_bench.jobs.evaluation import preparation, request
 from safevla_bench.jobs.evaluation.rollouts import run_episodes
 from safevla_bench.jobs.verify.replays import ReplaySetting, compare_records, draw_key, replay_actions
 from safevla_bench.judging.judged import Judged
@@ -33,10 +32,8 @@ from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
 from safevla_bench.sensitivity import firmness
-from safevla_bench.sources.runs.folder import archive_digest, dump_json
-from safevla_bench.sources.runs.parts import add_digests
-from safevla_bench.trajectory import marks
-from safevla_bench.trajectory.batch import Batch
+from safevla_bench.sources.runs import folder, parts
+from safevla_bench.trajectory import batch, marks
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import Floats
 
@@ -80,7 +77,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
     return {name: value for name, value in asdict(change).items() if name in change.changed}
 
 
-def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
+def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
@@ -104,7 +101,7 @@ class _Replays:
             problem = f"the host {setting.host.name} cannot change its physics"
             raise HostError(problem, remedy="The hosts that can are listed in docs/reference/hosts.md.")
         head = firmness.PhysicsFile(
-            archive_sha256=archive_digest(run),
+            archive_sha256=folder.archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=firmness.LEFT_PATH_M,
@@ -147,9 +144,9 @@ class _Replays:
         made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
         host = self.setting.host
         cast = WorkerSpec(host.name, made, host_arguments=self.setting.run.host_arguments)
-        prepared = PreparedRun(host, tuple(plan), policies, cast, {}, ExitStack())
+        prepared = preparation.PreparedRun(host, tuple(plan), policies, cast, {}, ExitStack())
         try:
-            with closing(run_episodes(prepared, plan, ExecutionOptions(workers=workers), observer)) as outcomes:
+            with closing(run_episodes(prepared, plan, request.ExecutionOptions(workers=workers), observer)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
                     index, variation = planned[outcome.planned.episode_id]
                     self._add(index, variation, recorded(index), outcome)
@@ -165,15 +162,15 @@ class _Replays:
         return msgspec.structs.replace(self.head, replays=rows)
 
     def _save(self) -> None:
-        content, run = dump_json(self.file()), self.judged.paths[0]
+        content, run = folder.dump_json(self.file()), self.judged.paths[0]
         write_atomically(own_path(run, firmness.PHYSICS), content)
-        add_digests(run, {firmness.PHYSICS: content})
+        parts.add_digests(run, {firmness.PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
         return header.policy, header.episode_id, variation
 
-    def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode:
+    def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
         """Return the replay of an episode, or raise `RunError` with the reason. A replay that diverges before any
         recorded violation ends there: nothing later is compared.
         """
@@ -201,7 +198,7 @@ class _Replays:
             stop_at_success=False,
         )
 
-    def _add(self, index: int, variation: str, recorded: Batch, outcome: EpisodeOutcome) -> None:
+    def _add(self, index: int, variation: str, recorded: batch.Batch, outcome: EpisodeOutcome) -> None:
         if outcome.batch is None:
             reason = (outcome.reason or "").strip().splitlines()
             self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
@@ -320,7 +317,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     )
 
 
-def _edit_actions(episode: Batch, cause: Cause, still: Floats) -> Floats:
+def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:

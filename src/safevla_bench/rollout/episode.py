@@ -24,15 +24,13 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from safevla_bench import errors, hosts
+from safevla_bench import errors, hosts, plugins, version
 from safevla_bench.archive import npz
 from safevla_bench.interface import policy as interface
 from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
-from safevla_bench.plugins import OWN_DISTRIBUTION
-from safevla_bench.policies.coupling import Coupler, DelayedPolicy
-from safevla_bench.policies.servers import ChunkQueue
+from safevla_bench.policies import coupling, servers
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, apply_server_seed
 from safevla_bench.sensitivity.firmness import are_off_path, tracked_path
@@ -41,14 +39,13 @@ from safevla_bench.text import get_logger
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 from safevla_bench.trajectory.single_episode import add_rows
-from safevla_bench.version import __version__
 from safevla_recorder.channels import CHUNK_STEP
 
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
 SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after losing its policy server
 _PATH_CHECK_STEPS = 5  # between checks whether a replay has left its path, each an eighth of a LIBERO step
-NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
+NO_COUPLERS: Mapping[str, coupling.Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
 
@@ -130,7 +127,7 @@ def run_episode(
         return replace(crash, is_policy_failure=seam.is_asking)
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
-    marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
+    marks |= policy.marks if isinstance(policy, coupling.DelayedPolicy) else {}
     if planned.task.label:
         marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
     record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **seam.clip_marks()}))
@@ -181,7 +178,7 @@ class _ActionSeam:
         self.is_asking = False
         self._calls_s.append(time.perf_counter() - start)
         action = interface.check_action(raw_action, self._low.size)
-        chunking = self._policy if isinstance(self._policy, ChunkQueue | DelayedPolicy) else None
+        chunking = self._policy if isinstance(self._policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
         self._chunk_steps.append((chunking and chunking.chunk_step) or _NO_CHUNK)
         within = np.clip(action, self._low, self._high)
         if np.array_equal(within, action):
@@ -226,8 +223,8 @@ class _ActionSeam:
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     versions = batch.headers[0].versions
-    if versions and OWN_DISTRIBUTION in versions:  # which hosts take from the metadata of the installation
-        versions = {**versions, OWN_DISTRIBUTION: __version__}
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # which hosts take from the metadata of the installation
+        versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
@@ -311,7 +308,7 @@ class EnvRunner:
         host: Host,
         policies: Mapping[str, interface.Policy],
         watch: Monitor | None = None,
-        couplers: Mapping[str, Coupler] = NO_COUPLERS,
+        couplers: Mapping[str, coupling.Coupler] = NO_COUPLERS,
         *,
         skips_crashing: bool = False,
     ) -> None:

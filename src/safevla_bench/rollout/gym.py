@@ -28,8 +28,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import from_recording
+from safevla_bench.trajectory import batch, single_episode
 from safevla_recorder.loop import find_recordable
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
@@ -120,7 +119,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         info = step_info(self._monitor.observe(self._env.latest()), self._cost)
         return _observation_dict(observation), float(success), success, over, info
 
-    def recorded(self) -> Batch:
+    def recorded(self) -> batch.Batch:
         """Return the records of the episode so far."""
         return self._env.recorded()
 
@@ -146,9 +145,9 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._monitor, self._cost = monitor or Monitor(), cost
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
-        self._latest: Callable[[], Batch]
+        self._latest: Callable[[], batch.Batch]
         self._action: NDArray[Any] | None = None  # the action of the current step, until its record is complete
-        self._newest: Batch
+        self._newest: batch.Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, start recording, and return its result with safety in `info`. Raises
@@ -161,7 +160,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         hooks = [detach, wrap_method(recordable._env, "step", self._record_step)]
         self._detach = partial(undo_all, hooks)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
+        self._recorder, self._latest = recorder, lambda: single_episode.from_recording(recorder.latest_record(header))
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
-from safevla_bench import hosts
+from safevla_bench import hosts, plugins
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.interface.environment import Host
-from safevla_bench.plugins import install_command
 from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.text import get_logger
@@ -125,7 +124,7 @@ def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
-        remedy = f"Install it, on every node: {install_command('ray')}"
+        remedy = f"Install it, on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
     place = cluster.place

@@ -24,12 +24,10 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, Final, Literal, Protocol
 
-from safevla_bench import hosts, policies
-from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench import errors, hosts, policies
 from safevla_bench.interface.environment import WORKER, WORKERS, Host
 from safevla_bench.interface.policy import Policy
-from safevla_bench.judging.monitor import Monitor
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging import monitor, ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
@@ -62,15 +60,15 @@ class WorkerSpec:
 
     host: str
     policies: Mapping[str, WorkerPolicy]
-    stopping: Ruleset | None = None  # rules for ending an episode at its first violation; None = do not
+    stopping: ruleset.Ruleset | None = None  # rules for ending an episode at its first violation; None = do not
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    filtering: Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads it
+    filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads it
     workers: int = 1  # how many the run has, for messages
     skips_crashing: bool = False  # whether to skip the rest of a task after `SAME_CRASHES` equal crashes
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Make the monitor, filters and delays, and return the runner of episodes; raises the errors of `Coupler`."""
-        watch = Monitor(self.stopping) if self.stopping else None
+        watch = monitor.Monitor(self.stopping) if self.stopping else None
         coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
         return EnvRunner(host, policies, watch, couplers, skips_crashing=self.skips_crashing)
@@ -92,7 +90,7 @@ class WorkerParts:
 
 
 READY: Final = "ready"  # host and policies exist; the worker can take an episode
-Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
+Message = Literal["ready"] | int | EpisodeOutcome | errors.SafevlaError
 """A number is the step count of the current episode; an error is one that the user must fix: the worker stops."""
 STEPS_BETWEEN = 20  # steps between two progress reports
 
@@ -200,7 +198,7 @@ class _Crew:
         """Handle a worker's message (None = it died), and return the episode that has ended, if any."""
         if message is None:
             return self._handle_death(number)
-        if isinstance(message, SafevlaError):
+        if isinstance(message, errors.SafevlaError):
             busy = self.workers[number]
             if not busy.is_starting or not self._pool.tolerate_failed_start(busy.worker, str(message), is_final=True):
                 raise message
@@ -253,7 +251,7 @@ class _Crew:
             if self._startup_deaths >= STARTS:
                 if self.workers:
                     return None
-                raise RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
+                raise errors.RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
         elif busy.current is None:
             pass  # it was idle
         elif self._deaths[busy.current.episode_id] < RETRIES:
@@ -388,7 +386,7 @@ def serve_episodes() -> None:
         while (planned := orders.get()) is not None:
             connection.send(parts.runner.run_planned(planned, report))
         parts.close()
-    except SafevlaError as error:
+    except errors.SafevlaError as error:
         connection.send(error)
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import hosts, policies
-from safevla_bench.errors import PluginError, RegistryError
+from safevla_bench import errors, hosts, policies
 from safevla_bench.jobs.doctor import machine
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
@@ -61,7 +60,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
         try:
             _load_host(name) if kind == "host" else group.load(name)
             loaded += [f"{kind} {name}"] if is_foreign else []
-        except (PluginError, RegistryError) as problem:
+        except (errors.PluginError, errors.RegistryError) as problem:
             yield failed_check("plug-ins", f"{kind} {name}: {problem.problem}", problem.remedy or "Uninstall it.")
     if loaded:
         yield passed_check("plug-ins", ", ".join(loaded))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from safevla_bench import hosts
+from safevla_bench import hosts, version
 from safevla_bench.errors import HostError, RegistryError, SafevlaError, find_exception
 from safevla_bench.hosts.libero import plus
 from safevla_bench.hosts.maniskill.graphics import REMEDY as VULKAN_REMEDY
@@ -37,7 +37,6 @@ from safevla_bench.policies.builtin import Noop, Random
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.version import __version__
 
 Level = Literal["ok", "warning", "error"]
 
@@ -167,7 +166,7 @@ _DISK_GIB = 2.0
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
     """Diagnose the package's version, the current folder, and `out`, the folder of a future run."""
-    yield passed_check(OWN_DISTRIBUTION, __version__)
+    yield passed_check(OWN_DISTRIBUTION, version.__version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -23,13 +23,11 @@ from safevla_bench.archive.parquet_guard import open_parquet, read_batches
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import decode_json, make_folder, read_input, write_together
 from safevla_bench.jobs.evaluation.judgement import require_unmixed
-from safevla_bench.judging import metrics, provenance_marks
-from safevla_bench.judging.judged import INTERRUPTED
+from safevla_bench.judging import judged, metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary, measure_baseline
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance
 from safevla_bench.judging.scores import Scores, SpecColumn, decode_scores, nan_to_none
-from safevla_bench.report.headline import build_headline
-from safevla_bench.report.render import render_html
+from safevla_bench.report import headline, render
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
@@ -145,11 +143,11 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     contents = {
         run_folder.SCORES: run_folder.dump_json(document),
         run_folder.SCORES_TABLE: _join_tables(written, {name: document[name] for name in run_folder.ORIGIN}),
-        run_folder.REPORT: render_html([table], "Safety report").encode(),
+        run_folder.REPORT: render.render_html([table], "Safety report").encode(),
     }
     make_folder(out)
     write_together(out, contents, chief=run_folder.SCORES)
-    return Combination(len(scores), build_headline(cells, total).answer, table)
+    return Combination(len(scores), headline.build_headline(cells, total).answer, table)
 
 
 def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
@@ -225,7 +223,7 @@ def _build_table(
     privileged = {policy for policy, flag in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if flag}
     table = headline_table(cells, total, privileged=privileged)
     remarks = [
-        *([INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
+        *([judged.INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
         *([f"{len(provenance.skipped)} invalid episodes left out."] if provenance.skipped else []),
         *([f"{provenance.lost} in damaged files."] if provenance.lost else []),
         *provenance_marks.warn_of_records(scores),

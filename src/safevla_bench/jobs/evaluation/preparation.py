@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
-from safevla_bench import policies
+from safevla_bench import plugins, policies
 from safevla_bench.errors import HostError, PluginError, PolicyError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
 from safevla_bench.hosts import check_start, check_wants, describe_code, record_versions
@@ -14,7 +14,7 @@ from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy, SelectiveTaskPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
+from safevla_bench.jobs.evaluation import judgement, stopping_rule
 from safevla_bench.jobs.evaluation.request import (
     DEFAULT_EXECUTION,
     UNCOUPLED,
@@ -23,13 +23,9 @@ from safevla_bench.jobs.evaluation.request import (
     RequestedPolicy,
     select_tasks,
 )
-from safevla_bench.jobs.evaluation.stopping_rule import RoundTally, StoppingRule, parse_condition
-from safevla_bench.judging.rates import SAFETY
-from safevla_bench.judging.registration import REGISTERED
+from safevla_bench.judging import rates, registration
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.plugins import require_trust
-from safevla_bench.policies.coupling import Coupler
-from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
+from safevla_bench.policies import coupling, python
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.plan import (
@@ -56,7 +52,7 @@ class PreparedRun:
     cast: WorkerSpec
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies, except those that the caller made
-    tally: RoundTally | None = None  # can end the run early; None = nothing does
+    tally: stopping_rule.RoundTally | None = None  # can end the run early; None = nothing does
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
@@ -70,7 +66,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     """
     require_counts(max_steps=request.max_steps)
     if not is_dry:
-        require_trust(request.named_by, request.list_calls())
+        plugins.require_trust(request.named_by, request.list_calls())
     host = request.make_host()
     selected = select_tasks(host, request)
     protocol = load_protocol(request.protocol)
@@ -104,7 +100,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         privileged = {name for name, coupler in couplers.items() if coupler.privileged}
         described = _describe_run(request, host, tasks, made, protocol, cast, privileged)
         description = {**described, "shard": stretch, "planned": len(episodes)}
-        tally = RoundTally(rule, watching, episodes) if rule and watching else None
+        tally = stopping_rule.RoundTally(rule, watching, episodes) if rule and watching else None
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
 
 
@@ -141,11 +137,11 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
 
 def _make_couplers(
     request: Request, made: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
-) -> dict[str, Coupler]:
+) -> dict[str, coupling.Coupler]:
     couplings = {policy.name: policy.coupling for policy in request.roster if policy.coupling != UNCOUPLED}
-    couplers: dict[str, Coupler] = {}
+    couplers: dict[str, coupling.Coupler] = {}
     for name, own in couplings.items():
-        couplers[name] = Coupler(replace(own, filter=None) if is_dry and own.list_calls() else own)
+        couplers[name] = coupling.Coupler(replace(own, filter=None) if is_dry and own.list_calls() else own)
         couplers[name].require_fitting(name, made[name], supports)
     return couplers
 
@@ -169,7 +165,7 @@ def _plan_episodes(
 
 
 def _require_support(
-    host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy], couplers: Mapping[str, Coupler]
+    host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy], couplers: Mapping[str, coupling.Coupler]
 ) -> None:
     supports = host.supports
     for name, policy in made.items():
@@ -191,7 +187,7 @@ def _require_support(
         check_wants(wants, supports, f"the host {host.name}")
 
 
-def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: Coupler | None) -> None:
+def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
     """Raise `PolicyError` for a policy or filter of one arm: servers' dialects, and all that read privileged state."""
     is_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
@@ -201,14 +197,14 @@ def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: Coupler | No
         raise PolicyError(f"{who} is for one arm, and {has}", remedy=remedy)
 
 
-def _make_rule(request: Request) -> StoppingRule | None:
+def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
     if request.until is None:
         return None
-    rule = parse_condition(request.until, [policy.name for policy in request.roster])
+    rule = stopping_rule.parse_condition(request.until, [policy.name for policy in request.roster])
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
-    if request.stop_on_violation and rule.metric != SAFETY.key:
+    if request.stop_on_violation and rule.metric != rates.SAFETY.key:
         remedy = "Leave --stop-on-violation out, or decide Safety."
         raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
     return rule
@@ -240,7 +236,7 @@ def list_start_notes(request: Request) -> list[str]:
     and known effects. [] also if the request cannot be prepared.
     """
     try:
-        require_trust(request.named_by, request.list_calls())
+        plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
         installed = host.versions()
@@ -268,7 +264,7 @@ def _describe_run(
         "schema_version": 1,
         "host": host.name,
         "host_arguments": dict(request.host_arguments),
-        **({HOST_REGISTRY: brought} if (brought := read_host_registry(request.host)) else {}),
+        **({judgement.HOST_REGISTRY: brought} if (brought := judgement.read_host_registry(request.host)) else {}),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
@@ -282,7 +278,7 @@ def _describe_run(
         **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
         **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
         **({"until": request.until} if request.until else {}),
-        **({REGISTERED: request.registration.to_document()} if request.registration else {}),
+        **({registration.REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": record_versions(host),
         "code": [describe_code(host)],
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
@@ -311,7 +307,7 @@ def request_rules(request: Request) -> Ruleset:
         return request.ruleset
     registered = request.registration
     chosen = registered.load_rules() if registered else load_ruleset()
-    return chosen.with_host_registry(read_host_registry(request.host))
+    return chosen.with_host_registry(judgement.read_host_registry(request.host))
 
 
 def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
@@ -328,8 +324,8 @@ def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
     if isinstance(model := getattr(policy, "model", None), entries.EntryModel):
         entry = model.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
-    made = policy.made if isinstance(policy, InProcessPolicy) else policy
-    if isinstance(policy, InProcessPolicy) and policy.orientation != UPRIGHT:
+    made = policy.made if isinstance(policy, python.InProcessPolicy) else policy
+    if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:
         description["orientation"] = policy.orientation
     if is_given:
         description["object"] = f"{type(made).__module__}.{type(made).__qualname__}"

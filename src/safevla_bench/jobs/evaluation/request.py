@@ -22,13 +22,11 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.coupling import Coupling
 from safevla_bench.policies.servers import entries
-from safevla_bench.rollout import plan
+from safevla_bench.rollout import plan, ray
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Episodes, Shard
-from safevla_bench.rollout.ray import RayCluster
+from safevla_bench.sources.runs import parts, writer
 from safevla_bench.sources.runs.folder import RUN, PlanStretch, is_own_loop, read_description, read_host
-from safevla_bench.sources.runs.parts import JSONL, PARQUET
-from safevla_bench.sources.runs.writer import format_resume_command
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
 
@@ -88,7 +86,7 @@ class Request:
     max_steps: int | None = None
     shard: Shard | None = None
     """The piece of the plan to run; None = all of it."""
-    archive: str = PARQUET
+    archive: str = parts.PARQUET
     """The form of the archive, one of `runs.FORMS`."""
     stop_on_violation: bool = False
     """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
@@ -124,7 +122,7 @@ class Request:
         return [use for use in (host, *calls, *filters, *found, *files) if use]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
-        return format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
+        return writer.format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
 
     def make_host(self) -> Host:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
@@ -214,7 +212,7 @@ class _RunOptions(msgspec.Struct):
     seed: int
     max_steps: int | None
     shard: PlanStretch | None = None
-    archive: str = JSONL
+    archive: str = parts.JSONL
     volatile: _Volatile = _Volatile()
     stop_on_violation: dict[str, object] | None = None
     until: str | None = None
@@ -244,7 +242,7 @@ class ExecutionOptions:
     """Options of the execution; none of them changes a byte of a complete run."""
 
     workers: int = 1  # number of processes; one means this process
-    cluster: RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
+    cluster: ray.RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
     resume: bool = False  # continue the run in the folder, if it holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None

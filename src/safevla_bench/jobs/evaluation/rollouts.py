@@ -31,9 +31,8 @@ from safevla_bench.judging.registration import (
 )
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.servers import KINDS, ChunkedPolicy, ask_repeatedly
+from safevla_bench.rollout import plan, ray
 from safevla_bench.rollout.episode import NOT_RUN, SAME_CRASHES, CrashSeries, EpisodeOutcome, Observer, run_serially
-from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats, read_description, recorded_code
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
@@ -104,7 +103,7 @@ def _run_pending(
         writer.reopen(places)
     again = running.retry_crashed
     done = {place: episode for place, episode in writer.episodes.items() if episode.has_record or not again}
-    tally, pending = prepared.tally, list[PlannedEpisode]()
+    tally, pending = prepared.tally, list[plan.PlannedEpisode]()
     for place, planned in enumerate(prepared.episodes):
         if place not in done:
             pending.append(planned)
@@ -250,10 +249,10 @@ def _watch_first_episodes(
 
 def run_episodes(
     prepared: PreparedRun,
-    pending: Sequence[PlannedEpisode],
+    pending: Sequence[plan.PlannedEpisode],
     running: ExecutionOptions,
     observer: Observer | None,
-    later: Iterable[Sequence[PlannedEpisode]] = (),
+    later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
     """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors. The batches of
     `later` follow, each after all earlier ones have ended; not supported on Ray.
@@ -265,7 +264,7 @@ def run_episodes(
     on_step = observer.stepped if observer else None
     ends_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
     if running.cluster:
-        run = partial(run_actors, ends_s=ends_s, other_code=running.other_code)
+        run = partial(ray.run_actors, ends_s=ends_s, other_code=running.other_code)
         engine = run(prepared.cast, pending, running.workers, running.cluster, on_step)
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, ends_s)
@@ -342,7 +341,7 @@ def _require_registrable(request: Request) -> None:
             raise RunError(problem, remedy="Leave it out, and name each policy by what makes it.")
 
 
-def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
+def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

@@ -30,8 +30,7 @@ from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.found import FOLDER, FileStart, FoundSuite, TaskSearch, read_suite
 from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
-from safevla_bench.sources.runs.folder import dump_json, name_episode
-from safevla_bench.sources.runs.parts import add_digests
+from safevla_bench.sources.runs import folder, parts
 from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.statistics.intervals import Interval, exact_interval, geometric_interval
 from safevla_bench.stl.formula import Formula
@@ -182,10 +181,10 @@ def search_starts(
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)
                 make_folder(path.parent)
-                write_atomically(path, dump_json(_collect_found(plan, searched, writer)))
+                write_atomically(path, folder.dump_json(_collect_found(plan, searched, writer)))
                 trials = sum(len(task.planned) for task in searched)
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
-                add_digests(out, {f"{FOLDER}/{path.name}": path.read_bytes()})
+                parts.add_digests(out, {f"{FOLDER}/{path.name}": path.read_bytes()})
     judged = judgement.judge([out], plan.objective.ruleset)
     outputs.write_outputs(judged, out)
     return read_suite(path), judged
@@ -306,7 +305,7 @@ def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) 
     start = replace(base.start, placed=placed)
     if not len(task.cube.free) or (plan.method == "random" and base.task.init_states is None):
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
-    name = name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
+    name = folder.name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
     told = replace(base.task, instruction=task.space.wordings[wording]) if task.space.wordings else base.task
     chosen = (base.policy_seed + seed) % 2**32
     return replace(base, episode_id=name, episode=trial, start=start, task=told, policy_seed=chosen)

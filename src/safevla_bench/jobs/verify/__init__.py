@@ -15,9 +15,7 @@ from safevla_bench.jobs.verify import files
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.sources.runs.episode_index import EpisodeIndex
-from safevla_bench.sources.runs.folder import archive_digest, read_description
-from safevla_bench.sources.runs.sources import require_run
+from safevla_bench.sources.runs import episode_index, folder, sources
 from safevla_bench.trajectory.header import Header
 
 ASSETS, AUDIT = "assets", "audit"
@@ -55,8 +53,8 @@ def verify_run(
     The `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder
     holds no run, the run is incomplete, or a file cannot be read.
     """
-    require_run(run)
-    if read_description(run).get("complete") is not True:
+    sources.require_run(run)
+    if folder.read_description(run).get("complete") is not True:
         try:
             remedy = f"Continue it first: {Request.from_run(run).format_resume_command(run)}"
         except RunError as error:
@@ -108,9 +106,9 @@ def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
 
 
 def _audit(
-    source: Path, records: EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
+    source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
-    for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
+    for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
         else:

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench.archive.parquet_guard import read_table
-from safevla_bench.archive.parquet_rows import list_pairs
+from safevla_bench import memory, plugins
+from safevla_bench.archive import parquet_guard, parquet_rows
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
@@ -32,8 +32,6 @@ from safevla_bench.jobs.evaluation.outputs import render_report, score_files
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
-from safevla_bench.memory import limit_memory
-from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.found import FOLDER as FOUND
 from safevla_bench.sources.runs import folder, parts
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
@@ -153,7 +151,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
         return
     name, versions = protocol.get("name"), description.get("versions")
-    made_by = versions.get(OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
+    made_by = versions.get(plugins.OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
     if differing := preset_differences(protocol):
         said = f"{', '.join(differing)} in {folder.RUN} are not those of the preset {name}"
         if made_by == __version__:
@@ -425,7 +423,7 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
 def _compare_again(check: str, path: Path, agreed: str, find: Callable[[], str | None]) -> Finding:
     """Return whether a file agrees with what was made again; `find` returns the first difference."""
     try:
-        with limit_memory(path):
+        with memory.limit_memory(path):
             difference = find()
     except FileNotFoundError:
         return mismatch(check, "missing")
@@ -457,7 +455,7 @@ _BATCH_ROWS = 1024
 
 
 def _row_differences(*contents: bytes) -> Iterator[str]:
-    written, expected = (read_table(content, folder.MAX_SCORES_BYTES) for content in contents)
+    written, expected = (parquet_guard.read_table(content, folder.MAX_SCORES_BYTES) for content in contents)
     if len(written) != len(expected):
         yield f"{len(written)} episodes are written, the archive gives {len(expected)}"
         return
@@ -465,7 +463,7 @@ def _row_differences(*contents: bytes) -> Iterator[str]:
     yield from (f"{name.decode()} differs" for name, own in expected.schema.metadata.items() if origin.get(name) != own)
     for place, column in enumerate(written.schema):  # of before: they are lists of pairs now
         if pa.types.is_map(column.type):
-            pairs = written[column.name].cast(list_pairs(column.type.item_type))
+            pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))
             written = written.set_column(place, column.name, pairs)
     for first in range(0, len(expected), _BATCH_ROWS):
         rows, again = (table.slice(first, _BATCH_ROWS) for table in (written, expected))

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from safevla_bench import hosts
+from safevla_bench import hosts, plugins
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, recorded_fixtures
@@ -27,7 +27,6 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.jobs.verify import files
-from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, read_description
@@ -278,7 +277,7 @@ class ReplaySetting:
         if not episode.action.present[0]:
             raise RunError("the record has no action")
         for name, recorded in (header.versions or {}).items():
-            if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
+            if name != plugins.OWN_DISTRIBUTION and self.versions.get(name) != recorded:
                 raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
         planned = self.plan(header)
         starts = [planned.start] if planned else list(episode_starts(self.rules, episode))
