@@ -183,9 +183,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file, completely or not at all while this process lives; a missing file is made. Raises `FileError`
-    if the file cannot be written, and restores its length.
-    """
+    """Append to a file, or make it; raise `FileError`, and restore its length, if it cannot be written completely."""
     with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         try:
@@ -203,9 +201,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def own_path(folder: Path, *names: str) -> Path:
-    """Return the path of an output within a folder made by someone else. Raises `FileError` if a link leads out of the
-    folder, or the path is a device or a pipe.
-    """
+    """Return an output's path in a foreign folder; raise `FileError` for a device, a pipe or a link that leads out."""
     path = folder.joinpath(*names)
     with translated_errors(path):
         if not path.resolve().is_relative_to(folder.resolve()):

@@ -51,9 +51,7 @@ def is_trusted(named_by: Path | None) -> bool:
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
-    """Raise `RunError` if an untrusted file chooses code or files, which data must never do. `named_by` is that file,
-    None = the user's own arguments; `uses` are the calls and files that it names.
-    """
+    """Raise `RunError` unless the file `named_by` (None = the user's arguments) may name these calls and files."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
         problem = f"it names code or files without permission; none was used: {'; '.join(uses)}"
@@ -110,16 +108,12 @@ class PluginGroup:
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Import the plug-ins with that name and return the objects of their entry points, without calling them; () if
-        there are none. Raises `PluginError`, with the distribution, if one cannot be loaded.
-        """
+        """Return the objects of the entry points with that name, () if there are none; raise `PluginError`."""
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point with that name, without loading it. Raises the group's error, listing the names, if
-        there is none, or if an argument has the name of a secret.
-        """
+        """Return the entry point with that name, unloaded; raise the group's error for none, or a secret argument."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = ", ".join(self.names()) or "none: install the package itself with pip"

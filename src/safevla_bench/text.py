@@ -77,9 +77,7 @@ def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a measured value with `figures` significant figures and no exponent; integer digits are never cut. A
-    magnitude below half a unit of the ninth decimal, such as a rounding residue, becomes 0.
-    """
+    """Return a value with `figures` significant figures, no exponent and all integer digits; a residue is 0."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
@@ -109,9 +107,7 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return the unit's symbol for display and the factor for its values: mm and 1000 for meters below 0.1 m, else 1.
-    `limit` is the amount whose size decides; 0 stays in meters.
-    """
+    """Return a unit's symbol and the factor of its values: mm and 1000 if `limit` is below 0.1 m, else 1."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _DISPLAY.get(unit, unit), 1
@@ -183,9 +179,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(content: bytes | str, **options: Any) -> Any:
-    """Parse JSON in UTF-8, with the options of `json.loads`. Raises `ValueError` if it is malformed or one of its texts
-    has a lone surrogate, and `RecursionError`.
-    """
+    """Parse JSON in UTF-8; raise `ValueError`, also for a text with a lone surrogate, and `RecursionError`."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     try:

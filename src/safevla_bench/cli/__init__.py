@@ -188,10 +188,7 @@ class _ShownStream:
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; None means the arguments of this process.
-
-    Meanwhile, printed text that a CI log would interpret as a command is escaped.
-    """
+    """Run the command line and return its exit code, with what a CI log would interpret escaped."""
     for descriptor in range(3):  # the next file opened would get a closed descriptor, and prints would go into it
         with suppress(OSError):
             os.fstat(descriptor)
@@ -272,10 +269,7 @@ def _discard_stdout() -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, on stderr if `err`, with secrets removed and with control characters and line ends escaped.
-
-    On a terminal they are wrapped at its width.
-    """
+    """Print lines, wrapped on a terminal, without secrets; control characters and line ends are escaped."""
     click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)
 
 

@@ -63,10 +63,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of its options, in the command's order, with `Options` first.
-
-        If `common`, return only the options that --help shows.
-        """
+        """Return heading -> (names, help) of its options, `Options` first; if `common`, of those that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -314,10 +311,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return the struct given by an option's NAME=VALUE texts; raise click's error for an invalid name or value.
-
-    Fields in `fixed` have these values and cannot be given by name.
-    """
+    """Return the struct of an option's NAME=VALUE texts and the `fixed` fields; raise click's error for others."""
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     if unknown := [name for name in given if name not in names]:

@@ -37,10 +37,7 @@ def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
 
 @contextmanager
 def show_status(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a status line on stderr during the block, and yield a function that replaces its text.
-
-    Nothing is shown if stderr is not a terminal.
-    """
+    """Show a status line on stderr, if that is a terminal, and yield a function that replaces its text."""
     if not sys.stderr.isatty():
         yield lambda what: None
         return
@@ -50,10 +47,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """Yield a callback for (episodes done, current item) that moves a bar on stderr.
-
-    Nothing is shown if stderr is not a terminal.
-    """
+    """Yield a callback for (items done, current item) that moves a bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
@@ -64,10 +58,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
-    """Yield an observer that draws a bar on stderr, or prints a line per episode if stderr is not a terminal.
-
-    The scorer judges the finished episodes.
-    """
+    """Yield an observer that draws a bar on stderr, or prints a line per episode if that is not a terminal."""
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return

@@ -168,10 +168,7 @@ def _holds_tasks(path: Path) -> bool:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the keyword arguments of `load_ruleset` for the texts of --set; raise `RunError` for an invalid value.
-
-    A NAME that is not a setting is a specification, whose threshold changes.
-    """
+    """Return keyword arguments of `load_ruleset` for the texts of --set; raise `RunError` for an invalid value."""
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:
         name, _, value = text.partition("=")

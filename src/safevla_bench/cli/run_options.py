@@ -387,10 +387,7 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return policy -> key -> value from --policy-arg; arguments that name a policy override those for all policies.
-
-    Raises `RunError` for a malformed argument or a policy that is not in the run.
-    """
+    """Return policy -> key -> value from --policy-arg, where a policy's own values win; raise `RunError`."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:

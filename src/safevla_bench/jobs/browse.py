@@ -67,9 +67,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
-    """Return the index of runs, in the order of `folders`: a row for each cell, or one row with a problem. Nothing is
-    judged, and runs with unreadable files raise nothing.
-    """
+    """Return the index of runs, in this order: a row for each cell, or one row with a problem. Nothing is judged."""
     rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
     return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
 

@@ -247,9 +247,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run without changing it. Workers report every twentieth step, actors of a Ray cluster at
-    most once a second.
-    """
+    """Watches a run without changing it; workers report every twentieth step, Ray's actors once a second."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Receive the episodes to run next, before any of them starts."""
@@ -299,9 +297,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
-    """The one environment of a process. It is reused for episodes of the same policy and task, and replaced for others
-    and after a crash.
-    """
+    """The one environment of a process, kept for episodes of one policy and task until one of them crashes."""
 
     def __init__(
         self,
@@ -403,9 +399,7 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order, yielding each outcome before the next starts; raises the errors of `run_planned`. A
-    crash closes the environment but does not end the run; the end of the run closes it in any case.
-    """
+    """Run the episodes in order and yield each outcome before the next starts; the end closes the environment."""
     with closing(runner):
         for planned in episodes:
             yield runner.run_planned(planned, partial(on_step, planned) if on_step else None)

@@ -164,9 +164,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, record the step, and return its result with `cost` and `safety` in `info`.
-        Raises `HostError` before the first `reset`.
-        """
+        """Step, record, and return the result with safety in `info`; raise `HostError` before the first `reset`."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         self._action = np.asarray(action)
@@ -206,9 +204,7 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, terminated, truncated and info. Raises `HostError` if the environment gives
-        no cost.
-        """
+        """Return observation, reward, cost, terminated, truncated and info; raise `HostError` without a cost."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         return seen, reward, _read_cost(info), terminated, truncated, info
 

@@ -110,9 +110,7 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
 
 
 def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
-    """Return the episode with the environment's seed that the policy's server requests, or unchanged if the protocol
-    does not let servers choose or the server requests none.
-    """
+    """Return the episode with the environment seed that the policy's server requests, if the protocol allows it."""
     requested = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if requested is None or not planned.seed_from_server:
         return planned
@@ -204,9 +202,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as `2/8`; raise `RunError` for other texts or a number outside 1 to the
-        count.
-        """
+        """Return the shard of a text such as `2/8`; raise `RunError` for another text or number."""
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
             raise RunError(f"--shard {text!r} is not a shard", remedy="Write its number and how many there are: 2/8.")
@@ -214,9 +210,7 @@ class Shard:
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return the index in the plan at which each of `count` shards begins, and the plan's end, [count + 1]. Their
-    numbers of episodes differ by at most one. Raises `RunError` if there are fewer episodes than shards.
-    """
+    """Return where each of `count` shards of equal size begins, and the plan's end, [count + 1]; raise `RunError`."""
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)

@@ -96,9 +96,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
-    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves. `left_out` are the
-    nodes that do not count, id -> why.
-    """
+    """Raise `RunError` if no living node, except those left out (id -> why), has what an actor reserves."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -158,9 +156,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _silence_raylet() -> None:
-    """Log what Ray's daemons report, such as the death of an actor, instead of printing it among our output. What it
-    means for the run is reported by the pool.
-    """
+    """Log what Ray's daemons report, such as an actor's death, instead of printing it among our output."""
     worker = sys.modules["ray._private.worker"]
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, **_: _log.debug("%s", data.get("lines"))  # type: ignore[attr-defined]
@@ -314,9 +310,7 @@ class ActorHandle:
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply to the last request, or None if the actor has died, is unreachable or raised an
-        error; `end` then gives the reason.
-        """
+        """Return the actor's reply; None if it died, is unreachable or raised, of which `end` gives the reason."""
         try:
             message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:

@@ -125,9 +125,7 @@ class WorkerPool(Protocol):
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
-        """Wait at most about a second and yield (worker number, message); the message is None if the worker has
-        died.
-        """
+        """Wait about a second and yield (worker number, message), None for a worker that has died."""
 
 
 @dataclass
@@ -272,9 +270,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a worker: those inherited, its number, and one thread for linear algebra
-    unless the user set another number.
-    """
+    """Return a worker's environment variables: one thread for linear algebra unless set, and its number."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 

@@ -113,7 +113,6 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     command = "safevla eval --host libero --suite libero-spatial --policy"
     assert findings["eval"].found.startswith(f"{command} {address} ")
     assert findings["first try"].found == f"{findings['eval'].found} --task 0 --episodes 1"
-    assert findings["eval takes"].found.startswith("200 episodes")
 
 
 def test_a_gr00t_server_is_asked_without_a_scheme():

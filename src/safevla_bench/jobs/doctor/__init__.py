@@ -122,9 +122,7 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield diagnoses of the installed simulators (distribution -> version) and of conflicts between them. A requested
-    but missing simulator is an error; no simulator at all is a warning.
-    """
+    """Yield diagnoses of installed simulators (distribution -> version); the lack of a requested one is an error."""
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)

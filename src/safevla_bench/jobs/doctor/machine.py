@@ -103,9 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Diagnose LIBERO-plus's files: a warning if they are missing where the user says they are, as no other suite needs
-    them.
-    """
+    """Diagnose LIBERO-plus's files, which only one suite needs: a warning if they are not where the user says."""
     check = "LIBERO-plus's files"
     try:
         folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
@@ -232,9 +230,7 @@ def check_episode(host: str) -> Diagnosis:
 
 
 def run_test_episode(host: str) -> str:
-    """Run, record and judge one episode of the host's first task, and return a sentence about it. Raises the errors of
-    host and judge, and `HostError` if the episode crashed or its action was invalid.
-    """
+    """Roll out and judge an episode of the host's first task; return a sentence, or raise the `SafevlaError`."""
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
@@ -252,9 +248,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Return a sentence if an episode of random actions is the same with the simulator's original code; "" if no other
-    code is used. Raises `HostError` if the episodes differ.
-    """
+    """Raise `HostError` if the host's faster code changes a bit of an episode; return a sentence, if it has such."""
     if type(env).run_fast is HostEnv.run_fast:
         return ""
     batches = []

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -25,9 +25,7 @@ from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_o
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy, servers
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
-from safevla_bench.rollout.plan import PROTOCOL, estimate_plan, load_costs, plan_episodes
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
-from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.episode import Floats
 
 Numbers = Floats
@@ -99,7 +97,6 @@ def examine_server(
         command = _format_eval(server, answer, host or _host(name))
         yield passed_check("first try", f"{command} --task 0 --episodes 1")
         yield passed_check("eval", command)
-        yield passed_check("eval takes", _estimate_eval(answer, host or _host(name)))
         return
     yield from _describe_refusals(kind, refusals, host)
 
@@ -217,24 +214,6 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
-
-
-def _estimate_eval(answer: ServerAnswer, host: str) -> str:
-    task, rules = _example_task(host, answer.model.dialect.name), load_protocol()
-    count, trials = len(list(load_registry().list_entries(task.benchmark))), rules.suite_trials(task.benchmark)
-    if trials is None:
-        return f"with --episodes N: the protocol {rules.name} does not say how many {task.benchmark} has"
-    shown = f"{count * trials} episodes"
-    if rules.suite_horizon(task.benchmark) is None or host not in load_costs():
-        return f"{shown}; --dry-run estimates their time"
-    tasks = [replace(task, task_id=str(k), index=k) for k in range(count)]
-    planned = plan_episodes(tasks, PROTOCOL, [""], rules)
-    interval = answer.replan or len(answer.actions)
-    estimate = estimate_plan(planned, host, {"": len(answer.model.wants.cameras)}, look_intervals={"": interval})
-    assert estimate.time_s is not None
-    asked_s = statistics.median(answer.seconds) * sum(-(-episode.horizon // interval) for episode in planned)
-    low, high = ((end + asked_s) / 3600 for end in estimate.time_s)
-    return f"{shown}, about {(low + high) / 2:.1f} h ({low:.1f} to {high:.1f}) with the server's answers"
 
 
 def _describe_refusals(

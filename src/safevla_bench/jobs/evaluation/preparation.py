@@ -232,9 +232,7 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return notes to read before a run, one sentence each: how the simulator's version differs from the protocol's,
-    and known effects. [] also if the request cannot be prepared.
-    """
+    """Return sentences on how the simulator differs from the protocol's; [] if the request cannot be prepared."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -300,9 +298,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) 
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else the default ones. The host's tags are
-    added, except to the request's own rules.
-    """
+    """Return the rules that watch a run: its own, else the registered or default ones with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration

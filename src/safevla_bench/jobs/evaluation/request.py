@@ -308,9 +308,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries leave open or assume, one sentence each; [] if nothing is open. Raises
-    `PolicyError` for an entry that does not exist.
-    """
+    """Return a sentence for each thing that the requested entries leave open; raise `PolicyError` for no entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]
 

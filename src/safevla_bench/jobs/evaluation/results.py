@@ -153,10 +153,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
-        """Return the episodes that have a record, worst first.
-
-        `unsafe` selects unsafe ones; `success` those that succeeded (True) or did not (False).
-        """
+        """Return the episodes that have a record, worst first; only unsafe ones, or those with this success."""
         records = self.judged.records
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
@@ -293,9 +290,7 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Roll out, judge and report into the run folder `out`; arguments and errors are those of `roll_out` and `judge`. A
-    task without tags is an error before the rollout, unless the rules are an ablation.
-    """
+    """Roll out, judge and report into `out`, with the errors of `roll_out` and `judge`; tags are checked first."""
     out = out.absolute()  # a policy may change the working directory
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())

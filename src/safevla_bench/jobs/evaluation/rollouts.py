@@ -77,9 +77,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether a run to resume is finished, so that no code is needed that its run.json names. False
-    if rules watched its episodes, which have to be compared with these.
-    """
+    """Return whether a run to resume is finished and was not watched by rules, so that no code of it is needed."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
@@ -157,9 +155,7 @@ def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how its server repeats answers, asked when this can no longer change an episode. Servers that
-    are unreachable or refuse are left out.
-    """
+    """Return policy -> how its server repeats answers, for the servers that can be reached after the run."""
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, made_by in prepared.cast.policies.items():
@@ -227,9 +223,7 @@ _FIRST = 10  # number of episodes in which a policy that uses its observations s
 def _watch_first_episodes(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; warn if a policy that takes pictures succeeds in none of its first `_FIRST`. Policies
-    that an earlier attempt has `begun` are not watched.
-    """
+    """Yield episodes; warn if a policy that takes pictures, and has not `begun` before, fails in `_FIRST` episodes."""
     described = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in described if row["cameras"] and row["policy"] not in begun}
     for end in finished_episodes:
@@ -355,9 +349,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request and its rules differ from the registration, else "". A shard of the registered
-    plan does not differ. Raises the errors of `freeze_request`.
-    """
+    """Return a sentence if a request and its rules differ from the registration; a shard of its plan does not."""
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

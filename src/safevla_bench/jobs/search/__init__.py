@@ -54,9 +54,7 @@ _BOOLEAN = 1.0
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimized, each margin separately: a clause's robustness divided by its threshold, or a formula's
-    robustness. The search wants successes with a margin below 0.
-    """
+    """Margins to minimize below 0: each clause's robustness divided by its threshold, or a formula's robustness."""
 
     ruleset: Ruleset
     text: str
@@ -65,10 +63,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Return the objective for a clause's name or a formula; None = every scored clause.
-
-        Raises `FormulaError` if the text is neither, `RunError` for a name that the library lacks.
-        """
+        """Return the objective of a clause or formula, None = every scored clause; raise its error."""
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)

@@ -29,9 +29,7 @@ class AuditPlan:
     seed: int
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
-        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed, without
-        replacement and repeatable. The draw cannot be predicted from the archive without the seed.
-        """
+        """Return policy -> drawn indices, which only the archive's digest and the seed together determine."""
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
@@ -98,9 +96,7 @@ def _check_run(
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
-    """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError` if the
-    archive changes meanwhile or cannot be read.
-    """
+    """Return policy -> audit for a run folder, or an archive, which alone cannot pass; raise `RunError`."""
     audits = _audit(source, files.read_records(source)[0], plan, lambda done, what: None)
     return {policy: mark for policy, mark, _ in audits}
 

@@ -219,9 +219,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
-    """Check that the planned episodes are listed, and that each has one record with the same task, seeds and outcome.
-    Returns one finding per difference, or one if all agree; a missing or damaged table is a mismatch.
-    """
+    """Compare plan, table of episodes and archive; return a finding per difference, or one if all agree."""
     has_table = (run / folder.EPISODES).exists()
     if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]

@@ -268,9 +268,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return the task of a recorded episode, its plan, and its start in the plan, else the starts stored in its
-        record. Raises `RunError` with the reason if it cannot be replayed here or has no start.
-        """
+        """Return an episode's task, plan and starts, planned or recorded; raise `RunError` if it cannot be replayed."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -346,9 +344,7 @@ def complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return `count` indices of episodes in ascending order, or fewer if there are not enough. They are the episodes
-    with the smallest digests of salt, policy and id, so the choice repeats.
-    """
+    """Return up to `count` indices, ascending: the episodes with the smallest digests of salt, policy and id."""
     return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
 
@@ -483,9 +479,7 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
 def replay_actions(
     host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
 ) -> tuple[Batch, list[bool]]:
-    """Replay an episode and return its record and the host's success after each action. `actions` [T, A] replace the
-    recorded ones. Raises the errors of the simulator.
-    """
+    """Return the record and the successes of an episode's actions, or of `actions` [T, A], played again."""
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
     is_known, may_render = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
