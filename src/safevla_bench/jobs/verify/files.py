@@ -390,12 +390,12 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
+    findings = [_check_source(run, written, judged)]
     # Digests, version and sources are compared separately; messages on invalid episodes contain the old folder.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
-    findings = [_check_source(run, written, judged)]
     for name, (what, differences) in _MADE_AGAIN.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have none
             find = partial(_find_difference, run / name, contents[name], differences)
