@@ -6,7 +6,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import overload
@@ -227,8 +227,7 @@ def evaluate(
 ) -> Evaluation:
     """Roll out a policy, judge every episode and write the run folder.
 
-    >>> import safevla_bench as sb
-    >>> run = sb.evaluate("noop", "fake", tasks=[0], episodes=2, max_steps=5)
+    >>> run = evaluate("noop", "fake", tasks=[0], episodes=2, max_steps=5)
     >>> len(run), run.worst().score.outcome
     (2, 'timeout')
 
@@ -251,28 +250,28 @@ def evaluate(
         resume: continue the run in `out`, if there is one.
         observer: is notified of the start and end of each episode.
 
-    Raises:
-        SafevlaError: for what a user must change: an unknown suite, an invalid policy, an existing folder.
+    Raises a `SafevlaError` for what a user must change: an unknown suite, an invalid policy, an existing folder.
     """
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
-    if not suites:
-        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
-    policies = _request_policies(_name_policies(policy, name), Coupling(filter, delay), workers)
     rules = ruleset or load_ruleset()
-    host = host or _host_of(suites[0], rules.registry)
-    rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
-        host=host,
+        host=_find_host(host, suites, rules.registry),
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=PROTOCOL if episodes is None else episodes,
-        policies=policies,
+        policies=_request_policies(_name_policies(policy, name), Coupling(filter, delay), workers),
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
-        ruleset=rules,
     )
-    execution = ExecutionOptions(workers=workers, resume=resume)
+    return _run_request(request, rules, out, observer, ExecutionOptions(workers=workers, resume=resume))
+
+
+def _run_request(
+    request: Request, rules: Ruleset, out: str | Path | None, observer: Observer | None, execution: ExecutionOptions
+) -> Evaluation:
+    rules = rules.with_host_registry(read_host_registry(request.host))
+    request = replace(request, ruleset=rules)
     with ExitStack() as temporary:
         if out is None:
             out = temporary.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
@@ -326,7 +325,12 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
     return {name or type(policy).__name__: policy}
 
 
-def _host_of(suite: str, registry: Registry) -> str:
+def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
+    if not suites:
+        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
+    suite = suites[0]
+    if host:
+        return host
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():
