@@ -1,24 +1,40 @@
 """Change one place of the code at a time and report the changes that the folder's own tests do not notice.
 
 Run it by `make mutate`, or `.venv/bin/python .ci/mutate.py [--per-folder 15] [--seed 1] [FOLDER ...]`. Each change is
-made in a copy of the committed tree. The tests named after the changed module run first, then all of the folder's,
-without those of simulators and the long ones. `.ci/equivalent_mutants.toml` names changes that no test can notice,
-with the reason; they count as neither noticed nor missed.
+made in a copy of the committed tree. The files of the folder's tests that call the changed function run one by one,
+those named after the module first, without the tests of simulators and the long ones. A change that takes twenty times
+the CPU time counts as noticed; one that merely waits does not. `.ci/equivalent_mutants.toml` names changes that no test
+can notice, with the reason; they count as neither noticed nor missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import multiprocessing
 import os
+import pickle
 import random
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+
+# What the tests import, so that a fork of this process need not; nothing of this project.
+import hypothesis
+import numpy  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import pytest
+import scipy.stats  # noqa: F401
 
 PACKAGE, RECORDER = "src/safevla_bench", "recorder/src/safevla_recorder"
 FOLDERS = {
@@ -28,6 +44,8 @@ FOLDERS = {
     },
     RECORDER: "recorder/tests",
 }
+_PROCESSES = ("subprocess.Popen", "os.fork", "os.posix_spawn")
+WAITED = -1000
 KNOWN = Path(__file__).with_name("equivalent_mutants.toml")
 
 _OPPOSITES = {
@@ -182,33 +200,125 @@ def draw_mutations(root: Path, folder: str, count: int, rng: random.Random) -> I
             yield by_kind[kinds[k % len(kinds)]].pop()
 
 
-def notices(root: Path, tests: list[str], seconds: int) -> bool:
-    """Return whether these tests fail, or need longer than `seconds`."""
-    marks = "not libero" if tests[0].startswith("recorder") else "not long and not libero"
-    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
-    command = [sys.executable, "-m", "pytest", *options, "-m", marks, *tests]
-    if tests[0].startswith("recorder"):  # whose own settings lack the markers
-        command += ["-c", "pyproject.toml", "--rootdir", "."]
-    paths = os.pathsep.join(str(root / folder) for folder in ("src", "recorder/src"))
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, 5)  # 5: no tests
+@dataclass(frozen=True)
+class TestFile:
+    """A file of tests: what it calls, its CPU time, and whether it starts processes, whose calls are unseen."""
+
+    name: str
+    calls: frozenset[tuple[str, int]]
+    cpu_s: float
+    starts_processes: bool
+
+    def reaches(self, path: str, function: int | None) -> bool:
+        """Return whether the tests call the function of `path` that begins at a line, or if None import the module."""
+        entered = (path, function) in self.calls if function else any(path == called for called, _ in self.calls)
+        return entered or self.starts_processes
 
 
-def try_mutation(root: Path, mutation: Mutation, tests: str, seconds: int) -> bool:
-    """Return whether the tests of the module, or else of its folder, notice the mutation."""
-    file = root / mutation.path
-    before = file.read_bytes()
-    file.write_bytes(before[: mutation.start] + mutation.new.encode() + before[mutation.end :])
-    try:
-        stem = file.stem.rstrip("s")
-        near = [str(test.relative_to(root)) for test in (root / tests).rglob("test_*.py") if stem in test.stem]
-        return (bool(near) and notices(root, near, seconds)) or notices(root, [tests], seconds)
-    finally:
-        file.write_bytes(before)
+def _run_file(root: Path, file: str, cpu_s: int, calls: Path | None) -> None:
+    """Run a file of tests in this process, a fork; write what it calls to `calls` if given."""
+    os.setsid()
+    os.chdir(root)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    paths = [str(root / folder) for folder in ("src", "recorder/src")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path[:0] = paths
+    sys.dont_write_bytecode = calls is None
+    if calls is None:
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    is_recorder = file.startswith("recorder")
+    # A few examples reach the same functions. A mutation is tried by as many examples as ever, which are not shrunk.
+    hypothesis.settings.register_profile(
+        "mutate", derandomize=True, deadline=None, database=None, phases=list(hypothesis.Phase)[:3],
+        max_examples=3 if calls else 100 if is_recorder else 25,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    marks = "not libero" if is_recorder else "not long and not libero"
+    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-profile", "mutate"]
+    options += ["-m", marks, "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options += ["--basetemp", str(root.parent / f"pytest-{os.getpid()}")]
+    if is_recorder:  # whose own settings lack the markers
+        options += ["-c", "pyproject.toml", "--rootdir", "."]
+    seen, started = set[tuple[str, int]](), list[str]()
+    if calls:
+
+        def note_call(frame: FrameType, event: str, argument: object) -> None:
+            seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+        sys.addaudithook(lambda event, _: started.append(event) if event in _PROCESSES else None)
+        threading.settrace(note_call)
+        sys.settrace(note_call)
+    code = int(pytest.main([*options, file]))
+    sys.settrace(None)
+    if calls and code in (0, 5):
+        start = f"{root}{os.sep}"
+        inside = frozenset((name.removeprefix(start), line) for name, line in seen if name.startswith(start))
+        calls.write_bytes(pickle.dumps(TestFile(file, inside, time.process_time(), bool(started))))
+    os._exit(code)
+
+
+def run_file(root: Path, file: str, cpu_s: int, calls: Path | None = None) -> int:
+    """Return the exit code of a file's tests: 0 passed, 5 none, negative if stopped at `cpu_s`, or `WAITED`."""
+    process = multiprocessing.get_context("fork").Process(target=_run_file, args=(root, file, cpu_s, calls))
+    process.start()
+    process.join(10 * cpu_s)
+    if process.is_alive():
+        os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        return WAITED
+    return process.exitcode or 0
+
+
+class Tests:
+    """The files of a folder's tests. What a file calls is noted at its first use, and kept until the code changes."""
+
+    def __init__(self, root: Path, folder: str) -> None:
+        self.root = root
+        self.files = [str(path.relative_to(root)) for path in sorted((root / folder).rglob("test_*.py"))]
+        self._traced = dict[str, TestFile]()
+
+    def trace(self, file: str) -> TestFile:
+        """Return what a file calls without a mutation. Ends the program if its tests fail."""
+        if file not in self._traced:
+            command = ["git", "rev-parse", *(f"HEAD:{path}" for path in ("src", "recorder/src", file))]
+            state = subprocess.run(command, cwd=self.root, capture_output=True, check=True).stdout
+            kept = Path(tempfile.gettempdir()) / f"mutate-{hashlib.sha256(state).hexdigest()}.pickle"
+            if not kept.exists() and run_file(self.root, file, 600, kept) not in (0, 5):
+                sys.exit(f"{file} fails without a mutation")
+            self._traced[file] = pickle.loads(kept.read_bytes())
+        return self._traced[file]
+
+    def notice(self, mutation: Mutation) -> str:
+        """Return the file whose tests notice a mutation, or nothing; those named after the module run first."""
+        changed = self.root / mutation.path
+        before, times = changed.read_bytes(), changed.stat()
+        function, stem = enclosing_function(before, mutation.line), changed.stem.rstrip("s")
+        for file in sorted(self.files, key=lambda file: stem not in Path(file).stem):
+            traced = self.trace(file)
+            if not traced.reaches(mutation.path, function):
+                continue
+            changed.write_bytes(before[: mutation.start] + mutation.new.encode() + before[mutation.end :])
+            os.utime(changed, (times.st_mtime + 60, times.st_mtime + 60))  # so that no bytecode of the original is used
+            try:
+                if run_file(self.root, file, int(60 + 20 * traced.cpu_s)) not in (0, 5, WAITED):
+                    return file
+            finally:
+                changed.write_bytes(before)
+                os.utime(changed, (times.st_atime, times.st_mtime))
+        return ""
+
+
+def enclosing_function(source: bytes, line: int) -> int | None:
+    """Return the first line, decorators included, of the innermost function whose body holds a line."""
+    functions = [
+        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(functions, default=None)
 
 
 def main() -> None:
@@ -217,7 +327,6 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", default=list(FOLDERS), metavar="FOLDER", help="source folders")
     parser.add_argument("--per-folder", type=int, default=15, help="mutations of each folder (15)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
-    parser.add_argument("--seconds", type=int, default=600, help="limit of one run of tests (600)")
     options = parser.parse_args()
     known = tomllib.loads(KNOWN.read_text()).get("mutant", [])
     noticed = total = 0
@@ -226,18 +335,17 @@ def main() -> None:
         subprocess.run(["git", "worktree", "add", "-q", "--detach", root], check=True)
         try:
             for folder in options.folders:
-                tests = FOLDERS.get(folder) or folder.replace(PACKAGE, "tests")
-                if notices(root, [tests], options.seconds):
-                    sys.exit(f"{tests} fails, or needs more than {options.seconds} s, without a mutation")
-                drawn = draw_mutations(root, folder, options.per_folder, random.Random(f"{options.seed} {folder}"))
+                tests = Tests(root, FOLDERS.get(folder) or folder.replace(PACKAGE, "tests"))
+                rng = random.Random(f"{options.seed} {folder}")
+                drawn = list(draw_mutations(root, folder, options.per_folder, rng))
                 mine = [m for m in drawn if not m.is_equivalent(known)]
                 killed = 0
                 for mutation in mine:
-                    if try_mutation(root, mutation, tests, options.seconds):
-                        killed += 1
-                    else:
-                        print(f"survived  {mutation}", flush=True)
-                print(f"{folder}: {killed} of {len(mine)} noticed", flush=True)
+                    by = tests.notice(mutation)
+                    killed += bool(by)
+                    print(f"{f'noticed by {by}' if by else 'survived'}  {mutation}", flush=True)
+                equivalent = f", {len(drawn) - len(mine)} equivalent" if len(drawn) > len(mine) else ""
+                print(f"{folder}: {killed} of {len(mine)} noticed{equivalent}", flush=True)
                 noticed, total = noticed + killed, total + len(mine)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", root], check=True)
