@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import episode, recordings, same_bits
+from builders import BOWL, ROLES, episode, recordings, same_bits
 from safevla_bench.errors import SafevlaError
-from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
-from safevla_bench.trajectory.single_episode import empty_batch, from_recording
+from safevla_bench.trajectory.batch import concatenate_batches, elapsed_seconds, select_episodes
+from safevla_bench.trajectory.marks import SINGLE
+from safevla_bench.trajectory.single_episode import (
+    empty_batch,
+    from_recording,
+    iterate_records,
+    join_records,
+    select_record,
+)
+from safevla_recorder.channels import POSES, ROWS
+from trajectory.test_validation import two_arms
 
 BATCHES = st.lists(recordings().map(from_recording), min_size=1, max_size=4)
 
@@ -46,3 +56,68 @@ def test_the_empty_batch_is_neutral():
     assert len(empty_batch()) == 0
     assert same_bits(concatenate_batches([empty_batch(), batch, empty_batch()]), batch)
     assert same_bits(select_episodes(batch, []), empty_batch())
+
+
+@given(st.lists(recordings(), min_size=1, max_size=4), st.data())
+def test_the_numbers_of_an_arm_are_its_columns_of_each_row(recorded, data):
+    batch = concatenate_batches([from_recording(each) for each in recorded])
+    arms = [data.draw(st.integers(0, header.arm_count - 1)) for header in batch.headers]
+    for name, size, missing in (("eef_pos_m", 3, np.nan), ("gripper_contact", 1, 0.0), ("gripped_body", 1, -1.0)):
+        expected = []
+        for each, arm in zip(recorded, arms, strict=True):
+            rows = each.channel(name)
+            columns = np.full((each.records, size), missing) if rows is None else rows.reshape(each.records, -1)
+            expected.append(columns[:, arm * size : (arm + 1) * size] if rows is not None else columns)
+        assert np.array_equal(
+            batch.rows_of_arm(name, np.array(arms), size, missing), np.concatenate(expected), equal_nan=True
+        )
+    contact, body = batch.grips_of(np.array(arms))
+    own = np.concatenate(expected)[:, 0]
+    assert np.array_equal(body, np.where(own < 0, -1, own + batch.body_starts[batch.episode_of_record]))
+    assert contact.dtype == np.bool_
+
+
+def test_the_held_body_of_one_arm_is_refused_for_several():
+    one = episode(2, gripper_contact=np.array([False, True]), gripped_body=np.array([-1, BOWL]))
+    batch = concatenate_batches([one, one])
+    assert batch.gripping.tolist() == [False, True] * 2
+    assert batch.gripped.tolist() == [-1, BOWL, -1, len(ROLES) + BOWL]
+    with pytest.raises(SafevlaError, match="left, right") as caught:
+        _ = episode(2, **{**two_arms(2), "joint_torque_nm": None}).gripping
+    assert caught.value.place.field == "arms"
+
+
+def test_seconds_are_counted_from_record_0_by_stamps_and_else_by_control_steps():
+    stamps = np.array([5.0, 5.5, 7.0])
+    batch = concatenate_batches(
+        [episode(3, dt=0.1), episode(3, dt=0.1, further={"time_s": stamps}), episode(3, dt=2.0)]
+    )
+    assert {k: times.tolist() for k, times in batch.stamps_s.items()} == {1: [0.0, 0.5, 2.0]}
+    seconds = [[batch.elapsed_s(e, step) for e in range(3)] for step in range(3)]
+    assert seconds == [[0.0, 0.0, 0.0], [0.1, 0.5, 2.0], [0.2, 2.0, 4.0]]
+    steps = np.repeat([[0], [1], [2]], 3, axis=1)
+    assert elapsed_seconds(steps, batch.dt_s, batch.stamps_s).tolist() == seconds
+
+
+@given(BATCHES)
+def test_an_episode_is_its_records(batches):
+    for batch in batches:
+        joined = join_records([*iterate_records(batch)])
+        assert len(joined) == 1
+        assert joined.lengths.tolist() == batch.lengths.tolist()
+        last = select_record(batch, -1)
+        assert same_bits(last, select_record(batch, int(batch.lengths[0]) - 1))
+        for spec in (*ROWS, *POSES):
+            recorded, kept = batch.numbers(spec), joined.numbers(spec)
+            if spec.name in ("sim_state", "action"):
+                assert not kept.present.any()
+            else:
+                assert kept.values.tolist() == recorded.values.tolist()
+        assert joined.contacts.starts.tolist() == batch.contacts.starts.tolist()
+        assert joined.contacts.a.tolist() == batch.contacts.a.tolist()
+        assert last.extra == ({},)
+
+
+def test_a_record_keeps_the_names_of_channels_in_single_precision():
+    batch = episode(2, extra={"header": {SINGLE: ["time_s", "action"], "note": 1}})
+    assert select_record(batch, 0).extra == ({"header": {SINGLE: ["action", "time_s"]}},)

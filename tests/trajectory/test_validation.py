@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
+from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode, header
 from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.activity import measure_progress
+from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.header import OUTCOMES
+from safevla_bench.trajectory.single_episode import validate
+from safevla_recorder.channels import LARGEST
+from safevla_recorder.episode import ContactList
 
 
 def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> np.ndarray:
@@ -18,14 +24,27 @@ def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> 
     return array
 
 
-TWO_ARMS = {
-    "schema_version": 2,
-    "arms": ("left", "right"),
-    "eef_pos_m": np.ones((12, 6)),
-    "eef_quat_wxyz": np.ones((12, 8)),
-    "gripper_contact": np.zeros((12, 2), dtype=np.bool_),
-    "joint_torque_nm": np.ones((12, 14)),
-}
+def two_arms(n: int = 12) -> dict[str, object]:
+    return {
+        "schema_version": 2,
+        "arms": ("left", "right"),
+        "eef_pos_m": np.ones((n, 6)),
+        "eef_quat_wxyz": np.ones((n, 8)),
+        "gripper_contact": np.zeros((n, 2), dtype=np.bool_),
+        "joint_torque_nm": np.ones((n, 14)),
+    }
+
+
+TWO_ARMS = two_arms()
+BIG, FLOAT_MAX = LARGEST * 1.1, float(np.finfo(np.float64).max)
+
+
+def forces(force: float, net: float = np.nan, impulse: float = np.nan) -> ContactList:
+    """One contact in record 3, after one in record 2."""
+    listed = contacts((2, HAND, BOWL, 1.0), (3, HAND, DRAWER, force))
+    return replace(listed, net_force_n=np.array([net, net]), impulse_ns=np.array([0.0, impulse]))
+
+
 BROKEN = {
     "joints of arms without arms": ({"arm_joints": ()}, (None, "arm_joints", "the numbers are []")),
     "a robot's limits for arms of other joints": (
@@ -59,6 +78,74 @@ BROKEN = {
     "a body touching itself": (
         {"contacts": contacts((2, HAND, HAND, 1.0))},
         (2, "contacts[0].b", "touches itself"),
+    ),
+    **{
+        f"the integer {name} = {value}": ({name: value}, (None, name, "does not fit into 64 bits"))
+        for name in ("seed", "env_seed", "init_state_index", "horizon")
+        for value in (2**63, -(2**63) - 1)
+    },
+    **{
+        f"the force {force}, net {net}, impulse {impulse}": (
+            {"contacts": forces(force, net, impulse), "forces": named},
+            (3 if field != "net_force_n" else 2, f"contacts[0].{field}", problem),
+        )
+        for named, force, net, impulse, field, problem in (
+            (None, np.nan, np.nan, np.nan, "force_n", "not a finite number"),
+            (None, BIG, np.nan, np.nan, "force_n", "implausibly large"),
+            (None, 1.0, np.nan, -1.0, "impulse_ns", "negative"),
+            (None, 1.0, np.nan, np.inf, "impulse_ns", "not a finite number"),
+            (None, 1.0, 1.0, np.nan, "net_force_n", "do not name net_force_n"),
+            (("force_n", "net_force_n"), 1.0, np.nan, np.nan, "net_force_n", "not a finite number"),
+            (("force_n", "net_force_n"), 1.0, BIG, np.nan, "net_force_n", "implausibly large"),
+            (("force_n", "net_force_n"), 1.0, -1.0, np.nan, "net_force_n", "negative"),
+        )
+    },
+    "a position too large": (
+        {"body_pos_m": with_value((12, 3, 3), (4, 2, 0), -BIG)},
+        (4, "body_pos_m.drawer[0]", "implausibly large"),
+    ),
+    "a Boolean of a pose that is not a number": (
+        {"opening": with_value((12, 2), (4, 1), np.nan), "opening_bodies": (BOWL, DRAWER)},
+        (4, "opening.drawer", "not a finite number"),
+    ),
+    "dt too long": ({"dt": BIG}, (None, "dt", "dt is")),
+    "a limit of zero": (
+        {"joint_torque_limit_nm": (0.0, 1.0), "joint_torque_nm": np.ones((12, 2))},
+        (None, "joint_torque_limit_nm", "limits are"),
+    ),
+    "an infinite limit": (
+        {"joint_torque_limit_nm": (1.0, np.inf), "joint_torque_nm": np.ones((12, 2))},
+        (None, "joint_torque_limit_nm", "limits are"),
+    ),
+    "no records": ({"records": 0}, (None, "steps", "no steps")),
+    **{
+        f"the arms {arms}": ({**TWO_ARMS, "arms": arms}, (None, "arms", "the arms are"))
+        for arms in (("left",), ("left", "left"), ("left", ""))
+    },
+    **{
+        f"{body} of the arm {arm}": (
+            {**TWO_ARMS, "arm_bodies": {body: arm}},
+            (None, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}"),
+        )
+        for body, arm in (("bowl", "left"), ("hand", "third"), ("ghost", "left"))
+    },
+    **{
+        f"the joints {joints}": ({**TWO_ARMS, "arm_joints": joints}, (None, "arm_joints", "numbers are"))
+        for joints in ((7,), (15, -1))
+    },
+    "torques of fewer joints": ({**TWO_ARMS, "arm_joints": (7, 6)}, (None, "arm_joints", "14 torques, but 13 joints")),
+    "positions of one arm": ({**TWO_ARMS, "eef_pos_m": np.ones((12, 3))}, (None, "eef_pos_m", "3 numbers in each row")),
+    "a pose of validity alone": (
+        {"pose_valid": np.ones((12, 2), dtype=np.bool_), "valid_bodies": (BOWL, HAND)},
+        (None, "pose_valid.hand", "'hand' has no pose"),
+    ),
+    "a time stamp that repeats": (
+        {"further": {"time_s": np.array([*range(6), *range(5, 11)], dtype=np.float64)}},
+        (6, "time_s", "time stamp 5.0 is not after 5.0"),
+    ),
+    "motion without a geometry": (
+        {"further": {"link_motion": np.ones((12, 2))}},
+        (None, "link_motion", "2 numbers, but the geometry has 0"),
     ),
     "dt of zero": ({"dt": 0.0}, (None, "dt", "dt is 0.0")),
     "torques of another length": (
@@ -131,17 +218,99 @@ def test_a_broken_rule_is_named_with_its_place_and_remedy(rule):
     assert error.remedy
 
 
-@pytest.mark.parametrize("header", [{}, {"subgoal_names": None}])
-def test_sub_goals_without_names_are_read(header):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 2**63 - 1, "horizon": -(2**63)},
+        {"dt": 1e-9},
+        {"dt": LARGEST},
+        {"joint_torque_limit_nm": (1 / LARGEST, LARGEST), "joint_torque_nm": np.full((12, 2), LARGEST)},
+        {"contacts": forces(LARGEST, np.nan, FLOAT_MAX)},
+        {"contacts": forces(0.0, LARGEST, 0.0), "forces": ("force_n", "net_force_n")},
+        {"contacts": forces(1.0, 0.0), "forces": ("force_n", "net_force_n")},
+        {"contacts": forces(1.0, 1.0), "forces": ("net_force_n",)},
+        {"body_pos_m": np.full((12, 3, 3), -LARGEST), "sim_state": np.full((12, 2), FLOAT_MAX)},
+        {"body_quat_wxyz": np.tile([0.0, 0.0, 0.0, 1.0], (12, 2, 1))},
+        {"roles": {"bowl": "target"}, "target_object": None, "pos_bodies": (), "quat_bodies": (), "body_pos_m": None,
+         "body_quat_wxyz": None},
+        {**TWO_ARMS, "arm_joints": (7, 7), "arm_bodies": {"hand": "left", "link7": "right"}},
+        {**TWO_ARMS, "arm_joints": (14, 0), "joint_torque_limit_nm": (1.0,) * 14},
+        {**TWO_ARMS, "arm_joints": (6, 8), "embodiment": "unknown"},
+        {**TWO_ARMS, "joint_torque_nm": None},
+        {"pose_valid": np.ones((12, 2), dtype=np.bool_), "valid_bodies": (BOWL, DRAWER)},
+        {"further": {"time_s": np.array([0.0, 1e-9, *range(1, 11)])}},
+        {"further": {"joint_torque_peak_nm": np.ones((12, 7))}},
+        {"embodiment": None, "joint_torque_nm": np.ones((12, 3))},
+    ],
+)  # fmt: skip
+def test_a_record_at_the_bounds_of_the_rules_is_read(changes):
+    assert len(episode(**changes)) == 1
+
+
+def test_an_error_names_the_episode_and_counts_from_its_own_first_record():
+    broken = concatenate_batches([episode(3, episode_id="a"), episode(4, episode_id="b", contacts=forces(1.0))])
+    broken.contacts.force_n[1] = -1.0
+    with pytest.raises(RecordError) as raised:
+        validate(broken)
+    assert (raised.value.place.episode, raised.value.place.step) == ("b", 3)
+    assert raised.value.place.field == "contacts[0].force_n"
+    broken.body_pos_m.channel.values[-1] = np.nan
+    with pytest.raises(RecordError) as raised:
+        validate(broken)
+    assert (raised.value.place.episode, raised.value.place.step) == ("b", 3)
+    assert raised.value.place.field == "body_pos_m.drawer[2]"
+
+
+def test_many_bodies_are_listed_in_part():
+    for count, ends in ((12, "l."), (13, " …")):
+        roles = dict.fromkeys((f"body {letter}" for letter in "abcdefghijklm"[:count]), "furniture")
+        with pytest.raises(RecordError) as raised:
+            episode(roles=roles)
+        assert ends in raised.value.remedy
+        assert raised.value.remedy.count("body ") == 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "joint", "name"),
+    [
+        ({}, 6, "joint 7"),
+        ({"arms": ("left", "right"), "arm_joints": (6, 7)}, 5, "joint 6 of left"),
+        ({"arms": ("left", "right"), "arm_joints": (6, 7)}, 6, "joint 1 of right"),
+        ({"arms": ("left", "right"), "arm_joints": (6, 7)}, 13, "joint 1"),
+        ({"arms": ("left", "right")}, 6, "joint 7"),
+    ],
+)
+def test_a_joint_is_named_by_its_arm(fields, joint, name):
+    assert header(**fields).name_joint(joint) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits", "lacks", "names_none"),
+    [
+        ({"embodiment": "Panda"}, 7, False, False),
+        ({"embodiment": "panda robot"}, 7, False, False),
+        ({"embodiment": "Panda", "arms": ("left", "right")}, 14, False, False),
+        ({"embodiment": "unknown"}, 0, True, False),
+        ({"embodiment": None}, 0, True, True),
+        ({"embodiment": None, "joint_torque_limit_nm": (1.0, 2.0)}, 2, False, False),
+        ({"embodiment": "Panda", "joint_torque_limit_nm": ()}, 0, False, False),
+    ],
+)
+def test_torque_limits_are_the_records_own_or_those_of_its_robot(fields, limits, lacks, names_none):
+    head = header(**fields)
+    assert (len(head.torque_limit_nm), head.lacks_torque_limit, head.names_no_robot) == (limits, lacks, names_none)
+
+
+@pytest.mark.parametrize("fields", [{}, {"subgoal_names": None}])
+def test_sub_goals_without_names_are_read(fields):
     holds = np.zeros((12, 2), dtype=np.bool_)
-    batch = episode(further={"subgoals": holds}, extra={"header": header})
+    batch = episode(further={"subgoals": holds}, extra={"header": fields})
     assert measure_progress(batch).tolist() == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("outcome", [None, *OUTCOMES])
 def test_every_outcome_of_the_vocabulary_is_read_where_it_agrees_with_success(outcome):
-    (header,) = episode(outcome=outcome, success=outcome in (None, "success")).headers
-    assert header.outcome == outcome
+    assert episode(outcome=outcome, success=outcome in (None, "success")).headers[0].outcome == outcome
 
 
 def test_the_schema_lists_the_outcomes():
