@@ -339,3 +339,19 @@ def test_a_binary_rule_is_decided_where_a_record_is_known(known: list[bool], is_
 )
 def test_a_verdict_hangs_on_an_empty_window_if_the_other_reading_changes_it(text: str, hangs: bool) -> None:
     assert hangs_on_empty_window(parse_formula(text), trace_of(x=[0.0])).tolist() == [hangs]
+
+
+@pytest.mark.parametrize(("single", "rounding"), [(False, 1e-9), (True, 1e-4)])
+def test_a_value_equals_a_limit_within_the_rounding_of_its_storage(single: bool, rounding: float) -> None:
+    for factor, is_equal in ((0.9, True), (1.1, False)):
+        trace = trace_of(x=[3.0 * (1 + factor * rounding)])
+        trace = Trace(trace.signals, trace.starts, trace.dt_s, single={"x": np.array([single])})
+        for text in ("G(x < 3)", "G(x + 0 < 3)", "F(x < 3)"):
+            assert (judge_formula(parse_formula(text), trace).rho[0] == 0) == is_equal
+
+
+def test_a_bound_may_differ_from_a_multiple_of_the_control_step_by_rounding_alone() -> None:
+    trace = trace_of(x=[1.0, 2.0])
+    assert robustness(parse_formula(f"F[{1 + 0.9e-9!r},{1 + 0.9e-9!r}](x > 0)"), trace).tolist() == [2.0]
+    with pytest.raises(FormulaError, match="not a multiple"):
+        robustness(parse_formula(f"F[{1 + 1.2e-9!r},2](x > 0)"), trace)
