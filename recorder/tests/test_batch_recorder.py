@@ -170,18 +170,18 @@ def test_a_step_that_was_refused_can_be_made_again():
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda recorder: step(recorder), "no physics substep was recorded"),
-        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: differs from record 0"),
-        (lambda recorder: recorder.substep(), "10 pairs are declared, and no net forces are passed"),
-        (lambda recorder: recorder.substep(forces() * 1j), "the net forces: not an array of real numbers"),
-        (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "the net forces: not an array of real numbers"),
-        (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "cup has a pose but no role"),
-        (lambda recorder: recorder.begin(forces(), poses=poses(2)), r"the position of block: the shape is \[2, 3\]"),
-        (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\] are not worlds"),
-        (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from record 0"),
+        (lambda recorder: step(recorder), "substep was recorded"),
+        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: differs from"),
+        (lambda recorder: recorder.substep(), "10 pairs"),
+        (lambda recorder: recorder.substep(forces() * 1j), "net forces: not"),
+        (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "net forces: not"),
+        (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "but no role"),
+        (lambda recorder: recorder.begin(forces(), poses=poses(2)), r"\[2, 3\]"),
+        (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\]"),
+        (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from"),
         (
             lambda recorder: recorder.begin(forces(), poses=poses(), state=np.zeros((3, 1)), env_ids=[1]),
-            "sim_state: differs from record 0",
+            "sim_state: differs from",
         ),
     ],
 )
@@ -193,11 +193,11 @@ def test_what_differs_from_record_0_is_an_error_that_names_it(call, problem):
 @pytest.mark.parametrize(
     ("changes", "pairs", "problem"),
     [
-        ({"forces": ("force_n",)}, PAIRS, 'forces are .*force_n.*\n.*"net_force_n"'),
-        ({}, [*PAIRS, ("block", "left")], r"the pair \('block', 'left'\) has only one body, or the bodies"),
-        ({}, [("left", "left")], "has only one body"),
-        ({}, [("left", "shelf")], "the shape 'shelf' is not in the scene"),
-        ({}, [("left", "block"), ("right", "can")], "no body has a pair with each of the two finger groups"),
+        ({"forces": ("force_n",)}, PAIRS, "forces are .*force_n"),
+        ({}, [*PAIRS, ("block", "left")], r"pair \('block', 'left'\)"),
+        ({}, [("left", "left")], "only one body"),
+        ({}, [("left", "shelf")], "shape 'shelf'"),
+        ({}, [("left", "block"), ("right", "can")], "two finger groups"),
     ],
 )
 def test_pairs_that_cannot_be_are_an_error(changes, pairs, problem):

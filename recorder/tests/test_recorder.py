@@ -116,9 +116,9 @@ def test_the_newest_record_is_the_last_of_the_whole():
     ("call", "problem"),
     [
         (lambda recorder: recorder.begin([(BOX, "shelf", 1.0)], poses=poses()), "`shapes`"),
-        (lambda recorder: recorder.substep(), "contacts: differs from record 0"),
-        (lambda recorder: recorder.substep([], [1.0]), "torques: differs from record 0"),
-        (lambda recorder: recorder.substep([(BOX, TABLE, 1.0), (BOX, "shelf", 1.0)]), "not in the scene's `shapes`"),
+        (lambda recorder: recorder.substep(), "contacts: differs from"),
+        (lambda recorder: recorder.substep([], [1.0]), "torques: differs from"),
+        (lambda recorder: recorder.substep([(BOX, TABLE, 1.0), (BOX, "shelf", 1.0)]), "scene's `shapes`"),
     ],
 )
 def test_after_a_refused_beginning_or_substep_nothing_is_added_until_an_episode_begins_again(call, problem):
@@ -153,10 +153,10 @@ def test_a_control_step_in_whose_middle_the_records_were_read_cannot_be_added():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"roles": {**ROLES, "box": "toy"}}, "box has the role 'toy'.*\n.*robot, target"),
-        ({"roles": {"table": "furniture"}}, "box has no role"),
-        ({"fixtures": [("box", "dor")]}, "dor has no role"),
-        ({"fingers": ((LEFT,), (("hand", 3),))}, r"the shape \('hand', 3\) is not"),
+        ({"roles": {**ROLES, "box": "toy"}}, "role 'toy'"),
+        ({"roles": {"table": "furniture"}}, "box has no"),
+        ({"fixtures": [("box", "dor")]}, "dor has no"),
+        ({"fingers": ((LEFT,), (("hand", 3),))}, r"shape \('hand', 3\)"),
     ],
 )
 def test_a_scene_that_cannot_be_is_an_error(change, problem):
@@ -230,13 +230,13 @@ def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_f
         ({"arms": {"a": ARMS["a"]}}, "the arms are"),
         ({"arms": ["a", "b"]}, "not a mapping"),
         ({"arms": {"a": ("a_palm",), "b": ("b_palm",)}}, "not a mapping"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(("a_thumb",))}}, "a_thumb is not a body"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(("table",))}}, "table is not a body"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(("a_thumb",))}}, "a_thumb is not"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(("table",))}}, "table is not"),
         ({"fingers": ((LEFT,), (RIGHT,))}, "have fingers"),
         ({"arms": {0: ARMS["a"], 1: ARMS["b"]}}, "the arms are"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, ARMS["a"].fingers)}}, "finger 'a_thumb' is not of one"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",),) * 2)}}, "finger 'b_thumb' is not of one"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",), (BOX,)))}}, "is not of one"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, ARMS["a"].fingers)}}, "finger 'a_thumb'"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",),) * 2)}}, "finger 'b_thumb'"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",), (BOX,)))}}, "not of one"),
     ],
 )
 def test_arms_that_contradict_the_scene_are_refused(wrong, problem):

@@ -58,7 +58,7 @@ def test_without_a_browser_the_path_is_printed(safevla, run_folder, addresses, m
     assert ("http.server" in err and "browser opened here" in err) == (reason != "not wanted")
 
 
-@pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("notes.txt", "there is no folder")])
+@pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("notes.txt", "is no folder")])
 def test_a_folder_without_runs_and_a_file_of_another_kind_are_named(safevla, addresses, tmp_path, name, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("a note")

@@ -104,16 +104,16 @@ def test_a_task_is_named_by_its_index_too(safevla):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("show", DEMO, "--formula", FORMULA, "--library", "paper-text"), "--library is for an episode that is judged"),
-        (("show", DEMO, "--formula", FORMULA, "--set", "joint_torque=2"), "--set is for an episode that is judged"),
-        (("show", DEMO, "--formula", FORMULA, "--all"), "--all is for an episode that is judged"),
+        (("show", DEMO, "--formula", FORMULA, "--library", "paper-text"), "--library is for"),
+        (("show", DEMO, "--formula", FORMULA, "--set", "joint_torque=2"), "--set is for"),
+        (("show", DEMO, "--formula", FORMULA, "--all"), "--all is for"),
         (("compare", DEMO, "--plan", "5"), "takes no SOURCE"),
-        (("compare", DEMO, "--assume", "power=0.9"), "--assume is for a plan: pass --plan POINTS"),
+        (("compare", DEMO, "--assume", "power=0.9"), "plan: pass --plan"),
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
-        (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads only task files"),
+        (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads only"),
         (("protocols", "--entries", "a", "b"), "name one entry"),
-        (("eval", "--freeze", "f.json", *RUN), "pass --dry-run with it"),
-        (("eval", "--engine", "rayon", *RUN), "Write local, ray, ray:auto or ray:HOST:PORT"),
+        (("eval", "--freeze", "f.json", *RUN), "pass --dry-run"),
+        (("eval", "--engine", "rayon", *RUN), "local, ray, ray:auto"),
     ],
 )
 def test_what_does_not_go_together_is_refused(safevla, command, message):

@@ -91,9 +91,9 @@ def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--policy-arg", "replan=5"), "--policy-arg is for a policy server"),
-        (("--server", "a:1", "--quick"), "--quick is for this machine"),
-        (("--server", "a:1", "--out", "runs"), "--out is for this machine"),
+        (("--policy-arg", "replan=5"), "--policy-arg is for"),
+        (("--server", "a:1", "--quick"), "--quick is for"),
+        (("--server", "a:1", "--out", "runs"), "--out is for"),
     ],
 )
 def test_options_of_a_machine_and_of_a_server_do_not_go_together(safevla, options, words):

@@ -98,8 +98,8 @@ def render(run, style):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--episode", ":3"), "left no record (crashed)"),
-        (("--episode", ":9"), "there is no episode ':9'"),
+        (("--episode", ":3"), "record (crashed)"),
+        (("--episode", ":9"), "episode ':9'"),
         (("--size", "big"), "requires 2 arguments"),
     ],
 )

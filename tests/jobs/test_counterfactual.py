@@ -179,12 +179,12 @@ def test_held_steps_do_not_move(run):
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        ("foo", RunError, "'foo' names no cause"),
+        ("foo", RunError, "'foo' names"),
         ("contact:cup", RunError, "names no cause"),
         ("hold:4-4", RunError, "names no cause"),
-        ("hold:900-910", RunError, "holds nothing: the episode has"),
-        ("body:hat", HostError, "the fake host has no body 'hat'"),
-        ("body:gripper", HostError, "gripper is the robot"),
+        ("hold:900-910", RunError, "nothing: the episode"),
+        ("body:hat", HostError, "body 'hat'"),
+        ("body:gripper", HostError, "gripper is the"),
     ],
 )
 def test_what_is_not_a_cause_is_refused(run, text, error, says):

@@ -316,7 +316,7 @@ def test_policies_are_gated_apart_and_a_bad_suite_hides_in_the_pool_but_not_in_i
     ("gates", "confidence", "problem"),
     [
         ([], 0.95, "no gate"),
-        ([Gate("sr", "min", 90.0)], 0.95, "90 is not a valid limit"),
+        ([Gate("sr", "min", 90.0)], 0.95, "90 is not"),
         *(([SAFETY], confidence, "invalid confidence of") for confidence in (0.0, 1.0, float("nan"), 95.0)),
     ],
 )

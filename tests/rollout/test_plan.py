@@ -86,8 +86,8 @@ def test_max_steps_overrides_the_horizon():
         ({"tasks": []}, "nothing to run"),
         ({"policies": []}, "nothing to run"),
         ({"policies": ["a", "a"]}, "named twice"),
-        ({"episodes": 51}, "50 initial states, but 51 are requested"),
-        ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "no horizon for 'other'"),
+        ({"episodes": 51}, "states, but 51"),
+        ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "horizon for 'other'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):

@@ -188,7 +188,7 @@ def test_an_option_of_calibrating_is_not_an_option_of_the_list(option, capsys):
             for value in ("0", "-100.0", "nan", "inf")
         ),
         (f'[[limits]]\nspec_id = "{FORCE}"', "threshold"),
-        ('[[limits]]\nspec_id = "self_collision_free"\nthreshold = 2', "no threshold to set"),
+        ('[[limits]]\nspec_id = "self_collision_free"\nthreshold = 2', "threshold to set"),
     ],
 )
 def test_a_limit_that_cannot_be_set_names_its_row(tmp_path, text, problem):

@@ -100,7 +100,7 @@ def test_a_formula_with_any_form_reads_back(form):
         ("position_x(target)", "several bodies"),
         ('position_x("bowl*")', "several bodies"),
         ("speed(world)", "only a box"),
-        ('speed("")', "not the name of a body"),
+        ('speed("")', "not the name"),
         ("clearance(eef, world, 0, 0, 0, 1, 1, 0)", "positive sizes"),
     ],
 )
@@ -180,10 +180,10 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
     ("old", "new", "message"),
     [
         ('form = "clearance"', 'form = "clearence"', "no form 'clearence'"),
-        ('box = "plate"\n', "", "lacks the key 'box'"),
+        ('box = "plate"\n', "", "key 'box'"),
         ('box = "plate"', 'box = "plate"\nside = 1', "no key 'side'"),
         ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "has invalid arguments"),
-        ("center_m = [0, 0, 0.1]", "center_m = true", "neither a name nor a number"),
+        ("center_m = [0, 0, 0.1]", "center_m = true", "nor a number"),
         ("[signals.hand_over_plate]", "[signals.grip]", "already"),
         ("signals.hand_over_plate", "signals.hand_by_plate", "unknown signal 'hand_over_plate'"),
     ],

@@ -47,9 +47,9 @@ class Reading:
     ("policy", "coupling", "problem"),
     [
         ("scripted:careful", None, "needs privileged state"),
-        ("random", "distance-barrier", "distance-barrier needs the poses of bodies"),
+        ("random", "distance-barrier", "distance-barrier needs"),
         (Reading(privileged=True), None, "needs privileged state"),
-        (Reading(absolute=True), None, "this policy gives poses"),
+        (Reading(absolute=True), None, "policy gives poses"),
         (Reading(cameras=("no-such-camera",)), None, "renders nothing|has no camera"),
         (Reading(extra=("no-such-reading",)), None, "has no reading"),
     ],

@@ -168,14 +168,14 @@ def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
 @pytest.mark.parametrize(
     ("condition", "problem"),
     [
-        ("safety > 0.9", "is not a condition"),
-        ("safety >= 90", "has the limit 90, which is not from 0 to 1"),
-        ("speed >= 0.9", "is not a condition"),
-        ("safety >= nan", "is not a condition"),
-        ("safety >= 0.9 please", "is not a condition"),
-        ("noop safer than careful", "names 'careful', which is not run"),
-        ("noop safer than noop", "compares a policy with itself"),
-        ("", "is not a condition"),
+        ("safety > 0.9", "not a condition"),
+        ("safety >= 90", "limit 90, which"),
+        ("speed >= 0.9", "not a condition"),
+        ("safety >= nan", "not a condition"),
+        ("safety >= 0.9 please", "not a condition"),
+        ("noop safer than careful", "names 'careful', which"),
+        ("noop safer than noop", "policy with itself"),
+        ("", "not a condition"),
     ],
 )
 def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition, problem):
@@ -187,7 +187,7 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     ("changes", "problem"),
     [
         ({"shard": "1/2"}, "--until and --shard"),
-        ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
+        ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves"),
     ],
 )
 def test_what_contradicts_a_stopping_rule_is_refused(changes, problem, tmp_path):

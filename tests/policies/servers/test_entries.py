@@ -209,8 +209,8 @@ def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suit
     ("name", "arguments", "problem"),
     [
         ("pi9@libero", {}, r"(?s)no entry 'pi9@libero'.*pi0.5@libero"),
-        ("pi0.5@libero", {}, r"(?s)needs the address of its server.*serve_policy.py"),
-        ("being-h0.5-2b@robocasa-pnp", {"server": "ws://a"}, "cannot be run: the protocol"),
+        ("pi0.5@libero", {}, "server.*serve_policy.py"),
+        ("being-h0.5-2b@robocasa-pnp", {"server": "ws://a"}, "run: the protocol"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, problem):

@@ -85,9 +85,9 @@ def test_a_server_that_is_not_there_is_unreachable():
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        ({"action": 1}, PolicyError, "answered with a dict"),
-        ([], PolicyError, "answered with a list"),
-        ({"error": "CUDA out of memory"}, PolicyError, "failed: CUDA out of memory"),
+        ({"action": 1}, PolicyError, "with a dict"),
+        ([], PolicyError, "with a list"),
+        ({"error": "CUDA out of memory"}, PolicyError, "failed: CUDA out"),
         ([{"action.x": np.zeros((1, 16, 1), np.float32)}, {}], ServerRefusedError, "no 'action.y'"),
         ([{key: np.zeros((2, 16, 1)) for key in gr00t_action(1)[0]}, {}], ServerRefusedError, "shape"),
     ],
@@ -135,9 +135,9 @@ def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (gr00t_modalities(video=["ego"]), r"takes video\.ego, which the dialect 'gr00t-libero'"),
-        (gr00t_modalities(frames=4), "takes 4 frames of video"),
-        (gr00t_modalities(action=["left_arm"]), r"gives action\.left_arm, .* reads action\.x"),
+        (gr00t_modalities(video=["ego"]), "dialect 'gr00t-libero'"),
+        (gr00t_modalities(frames=4), "takes 4 frames"),
+        (gr00t_modalities(action=["left_arm"]), r"gives action\.left_arm"),
         (gr00t_modalities(language=["task"]), "takes task, which"),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
     ("arguments", "problem", "remedy"),
     [
         ({"image_size": "256", "cameras": "agentview,none"}, r"'observation/wrist_image' \(robot0_eye", "cameras"),
-        ({}, "images of 256 pixels", "image_size"),
+        ({}, "images of 256", "image_size"),
     ],
 )
 def test_images_that_are_not_those_that_the_policy_wants_are_refused_with_the_argument_that_helps(

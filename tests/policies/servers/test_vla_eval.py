@@ -70,8 +70,8 @@ def test_images_go_as_png_where_that_is_asked_and_hold_the_same_pixels():
             PolicyError,
             "failed: observation_failed: X",
         ),
-        ({**acts({}, 0), "seq": 99}, ServerLostError, "sent action 99, not action"),
-        ({**acts({}, 0), "type": "hello"}, ServerLostError, "sent hello [0-9]+, not action"),
+        ({**acts({}, 0), "seq": 99}, ServerLostError, "sent action 99"),
+        ({**acts({}, 0), "type": "hello"}, ServerLostError, "sent hello [0-9]+"),
     ],
 )
 def test_an_error_and_an_answer_to_something_else_are_errors(answer, kind, words):

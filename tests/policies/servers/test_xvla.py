@@ -91,9 +91,9 @@ def test_numbers_that_are_not_finite_stay_so():
 @pytest.mark.parametrize(
     ("reply", "status", "message"),
     [
-        ({"error": "Request failed"}, 400, 'HTTP 400: {"error": "Request failed"}'),
-        ({"action": ROWS[:, :7].tolist()}, 200, r"'action' of the reply has the shape \(4, 7\), not \[steps, 20\]"),
-        ([1.0], 200, "holds 'answer' 1 x float"),
+        ({"error": "Request failed"}, 400, 'HTTP 400: {"error":'),
+        ({"action": ROWS[:, :7].tolist()}, 200, r"shape \(4, 7\)"),
+        ([1.0], 200, "holds 'answer' 1"),
     ],
 )
 def test_a_first_reply_that_is_not_x_vla_s_stops_the_run(reply, status, message):

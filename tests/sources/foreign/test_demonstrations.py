@@ -217,11 +217,11 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
     ("name", "values", "problem"),
     [
         ("action", pa.array([["left"] * 7] * 5), "cannot be read"),
-        ("action", pa.array([[0.0] * 7] * 4 + [None], pa.list_(pa.float32(), 7)), "a frame has no action"),
+        ("action", pa.array([[0.0] * 7] * 4 + [None], pa.list_(pa.float32(), 7)), "has no action"),
         ("action", pa.array([[0.0] * 6] * 5), "cannot be read"),
-        ("episode_index", pa.array(["a"] * 5), "the column 'episode_index' holds string"),
-        ("frame_index", pa.array([0, 1, 2, 3, None]), "the column 'frame_index' holds int64, or has missing values"),
-        ("task_index", pa.array([0.5] * 5), "the column 'task_index' holds double"),
+        ("episode_index", pa.array(["a"] * 5), "column 'episode_index' holds"),
+        ("frame_index", pa.array([0, 1, 2, 3, None]), "column 'frame_index' holds"),
+        ("task_index", pa.array([0.5] * 5), "column 'task_index' holds"),
     ],
 )
 def test_a_damaged_column_of_a_dataset_is_an_error(tmp_path, name, values, problem):
