@@ -19,18 +19,8 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, TypeVa
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.episode import (
-    EARLIER_SEED,
-    FIXTURES,
-    SIMULATION,
-    Action,
-    EpisodeArrays,
-    EpisodeRow,
-    add_costs,
-    add_header_field,
-    check_recorded_numbers,
-    encode_episode,
-)
+from safevla_recorder import episode
+from safevla_recorder.episode import Action, EpisodeArrays, EpisodeRow
 from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_logger, is_from_signal
 from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.mujoco.hook import Undo, wrap_method
@@ -58,12 +48,10 @@ class RecordableEnv(ABC):
 
     host: str
     embodiment: str
-    wait_steps: int
-    """Settling steps that evaluation loops of this simulator usually make."""
+    wait_steps: int  # settling steps that evaluation loops of this simulator usually make
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0
-    """MuJoCo's count of unstable steps when the start was set."""
+    unstable_steps = 0  # MuJoCo's count of unstable steps when the start was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         self._env, self.task, self.versions = env, task, versions
@@ -315,8 +303,7 @@ class LoopRules:
     horizon: int | None = None
     seed: int | None = None
     privileged: bool = False
-    worker: str | None = None
-    """Name of this process among several, for the episodes' ids."""
+    worker: str | None = None  # name of this process among several, for the episodes' ids
 
 
 KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
@@ -324,12 +311,10 @@ KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
 
 @dataclass
 class _RunningEpisode:
-    row: EpisodeRow
-    """Without outcome, steps and reason, which are known when the episode ends."""
+    row: EpisodeRow  # without outcome, steps and reason, which are known when the episode ends
     recorder: Recorder
     detach: Undo
-    fixtures: dict[str, list[float]]
-    """Poses of fixtures if seed and initial state do not determine them; else empty."""
+    fixtures: dict[str, list[float]]  # poses of fixtures if seed and initial state do not determine them; else empty
     earlier_seed: dict[str, int]
     """The seed of an earlier reset and the number of resets since, if this reset had no seed; else empty."""
     steps: int = 0
@@ -546,7 +531,7 @@ class EpisodeCutter:
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         running = self._detach_recorder()
         try:
-            content = encode_episode(self._build_recording(running, outcome))
+            content = episode.encode_episode(self._build_recording(running, outcome))
         except (SafevlaError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
             outcome, reason, content = "crashed", str(error), None
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
@@ -563,17 +548,17 @@ class EpisodeCutter:
             "horizon": row.horizon,
             "outcome": outcome,
         }
-        recording = add_costs(running.recorder.build_recording(header), running.costs)
-        check_recorded_numbers(recording)
+        recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
+        episode.check_recorded_numbers(recording)
         marks = {
-            FIXTURES: running.fixtures,
-            EARLIER_SEED: running.earlier_seed,
+            episode.FIXTURES: running.fixtures,
+            episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,
-            SIMULATION: self._env.read_simulation(),
+            episode.SIMULATION: self._env.read_simulation(),
         }
         fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
-            recording = replace(recording, extra=add_header_field(recording.extra, name, value))
+            recording = replace(recording, extra=episode.add_header_field(recording.extra, name, value))
         return recording
 
     def _crash_episode(self, reason: str) -> None:

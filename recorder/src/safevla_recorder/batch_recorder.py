@@ -32,8 +32,7 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families, subgoal_fields
 
-Array = Any
-"""A NumPy array, a torch tensor, or another argument of `numpy.asarray`."""
+Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
 """Readings of a record for each pair: over the substeps, of counted forces; at the last substep, of all forces [N]."""
@@ -286,19 +285,15 @@ class BodyPairs:
     """The K declared pairs of shapes, each of two different bodies, with the rules of `ContactFilter`."""
 
     geoms: GeomMap
-    shapes: Ints
-    """[2, K], indices in `SceneMap.shapes`."""
-    bodies: Ints
-    """[2, K], indices in `roles`, the lower one first."""
+    shapes: Ints  # [2, K], indices in `SceneMap.shapes`
+    bodies: Ints  # [2, K], indices in `roles`, the lower one first
     grips: Mapping[int, tuple[Bools, Bools]]
     """Per index of a body that both finger groups may touch: which pairs belong to each group, [K]."""
     needed_substeps: Floats
     """Successive substeps that each pair must be apart before it counts, [2, K]: if it does not touch in record 0, and
     if it does. 0 = it counts at once, inf = never."""
-    mechanical: frozenset[tuple[int, int]]
-    """Body pairs that are always left out."""
-    resting: frozenset[tuple[int, int]]
-    """Body pairs that are left out if they touch in record 0."""
+    mechanical: frozenset[tuple[int, int]]  # body pairs that are always left out
+    resting: frozenset[tuple[int, int]]  # body pairs that are left out if they touch in record 0
 
     @property
     def count(self) -> int:
@@ -372,10 +367,8 @@ class EndedEpisode:
     world: int
     _scene: SceneMap
     _pairs: BodyPairs
-    _rows: Mapping[str, Floats]
-    """Readings of all records by name, [R, numbers]."""
-    _bodies: Mapping[str, bool]
-    """The bodies with poses: True if their quaternions are given."""
+    _rows: Mapping[str, Floats]  # readings of all records by name, [R, numbers]
+    _bodies: Mapping[str, bool]  # the bodies with poses: True if their quaternions are given
     _subgoals: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:

@@ -18,12 +18,10 @@ LARGEST = 1e100
 finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
-OF_CONTACTS = (NET_FORCE, NET_IMPULSE)
-"""Columns of contacts that older records lack."""
+OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of contacts that older records lack
 LINK_MOTION = "link_motion"
 """Motion of the movable parts of the header's `geometry` since record 0, one column for each of M components."""
-POLICY_ACTION = "policy_action"
-"""The policy's own actions, in episodes in which a filter executed others."""
+POLICY_ACTION = "policy_action"  # the policy's own actions, in episodes in which a filter executed others
 CHUNK_STEP = "chunk_step"
 """Origin of each action of a policy that computes several at a time: the number of its chunk in the episode, and its
 step in that chunk, both from 0; −1 = it came from no chunk."""
@@ -56,14 +54,10 @@ class ChannelSpec:
     unit: str = ""
     bodies: str = ""
     """Name of the array of the bodies in each row, as indices in `roles`; empty if rows do not refer to bodies."""
-    is_bounded: bool = False
-    """True if magnitudes above `LARGEST` are rejected."""
-    is_rotation: bool = False
-    """True if the last axis holds quaternions wxyz; a norm of zero is rejected."""
-    is_rare: bool = False
-    """True if a table of many episodes has a column for it only if one of them recorded it."""
-    per_arm: bool = False
-    """True if a record of several arms has the shape's numbers of each arm in each row."""
+    is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
+    is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
+    is_rare: bool = False  # true if a table of many episodes has a column for it only if one of them recorded it
+    per_arm: bool = False  # true if a record of several arms has the shape's numbers of each arm in each row
 
     @property
     def is_numeric(self) -> bool:

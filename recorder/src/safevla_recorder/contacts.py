@@ -36,18 +36,15 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES
-    """The forces in `FORCES` that the contacts of this episode hold."""
+    forces: tuple[str, ...] = FORCES  # the forces in `FORCES` that the contacts of this episode hold
     torque_source: str | None = None
     """Source of the torques, such as `qfrc_actuator`; None = there are none, or it is unknown."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
     """Index of a body -> the force that balances its weight, in the world frame [N], [3]."""
-    geometry: str | None = None
-    """Description of the scene by `geometry.Geometry`; None = not recorded."""
+    geometry: str | None = None  # description of the scene by `geometry.Geometry`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Name of each of several arms -> its recorded bodies; empty = one arm, to which the whole robot belongs."""
-    arm_joints: Sequence[int] = ()
-    """Number of joints of each of several arms; empty = torques are not recorded."""
+    arm_joints: Sequence[int] = ()  # number of joints of each of several arms; empty = torques are not recorded
 
     @cached_property
     def robot(self) -> Bools:

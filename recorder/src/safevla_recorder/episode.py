@@ -53,8 +53,7 @@ HEADER_FIELDS = (
 
 episode_id, benchmark, task_id, success, dt [s] and target_object (None = no target) are required.
 """
-INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
-"""Header fields with integer values."""
+INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")  # header fields with integer values
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 """Outcomes of a recorded episode; a crash leaves no record. Exactly the outcome `success` has success true."""
 
@@ -79,8 +78,7 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
-    code: str | None = None
-    """The code that ran it, see `safevla_recorder.identity.describe_code`."""
+    code: str | None = None  # the code that ran it, see `safevla_recorder.identity.describe_code`
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,7 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
     return {**extra, "header": {**header, name: value}}
 
 
-NO_COST = -1.0
-"""Value in `LABEL_COST` of a step that has no cost of that name."""
+NO_COST = -1.0  # value in `LABEL_COST` of a step that has no cost of that name
 
 
 def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArrays:

@@ -17,8 +17,7 @@ from functools import partial
 from itertools import dropwhile, takewhile
 from typing import TypeVar
 
-_LONGEST_LINE = 2000
-"""Maximum length of a line in a message; names may come from foreign files and have any length."""
+_LONGEST_LINE = 2000  # maximum length of a line in a message; names may come from foreign files and have any length
 _Error = TypeVar("_Error", bound="SafevlaError")
 _WriteError = TypeVar("_WriteError", bound="FileError")
 
@@ -174,8 +173,7 @@ def _is_deeper(margin: int, line: str) -> bool:
 
 
 HIDDEN = "***"
-_MIN_CHARACTERS = 4
-"""Minimum length of a secret; shorter ones would match inside ordinary words."""
+_MIN_CHARACTERS = 4  # minimum length of a secret; shorter ones would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
 _PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # not a port

@@ -23,32 +23,20 @@ from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from safevla_recorder import episode
+from safevla_recorder import episode, errors
 from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
-from safevla_recorder.errors import (
-    FileError,
-    Place,
-    RecordError,
-    RunError,
-    escape_surrogates,
-    get_logger,
-    is_visible,
-    redact_secrets,
-)
 from safevla_recorder.identity import UNKNOWN, describe_code
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
-OWN_LOOP = "own loop"
-"""The protocol of a folder recorded from outside, which does not say which episodes were planned."""
+OWN_LOOP = "own loop"  # the protocol of a folder recorded from outside, which does not say which episodes were planned
 _PARTIAL = ".partial"
 _RULES = "judged_with.json"  # written by `safevla score` with other than the default rules
-_log = get_logger(__name__)
+_log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
-_claims: dict[Path, int] = {}
-"""The lock of each folder that this process has claimed."""
+_claims: dict[Path, int] = {}  # the lock of each folder that this process has claimed
 if hasattr(os, "register_at_fork"):  # a child process does not inherit what its parent has opened
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
@@ -89,7 +77,7 @@ def _claim(path: Path) -> bool:
         require_free_folder(path, is_of_killed_writer)
     try:
         lock = lock_folder(path)
-    except RunError:
+    except errors.RunError:
         return False
     if not _is_same_file(path / LOCK, lock):  # without locks, it is unknown whether its process has ended
         os.close(lock)
@@ -174,7 +162,7 @@ class RunFolder:
         """Let one thread write at a time. Raises `RunError` in a process that was forked from the recording one."""
         if os.getpid() != self._process:
             remedy = "Record in the process that makes the environment: record_until_closed."
-            raise RunError("the process that started this one records here", remedy=remedy)
+            raise errors.RunError("the process that started this one records here", remedy=remedy)
         with self._lock:
             yield
 
@@ -208,22 +196,22 @@ class RunFolder:
 
     def reopen(self, host: str | None) -> None:
         """Continue the folder at `path`. Raises `RunError` if it has another host or kind, or is damaged."""
-        place = Place(file=str(self.path / RUN))
+        place = errors.Place(file=str(self.path / RUN))
         try:
             self._written = (self.path / RUN).read_bytes()
             known = json.loads(self._written)
             if known["protocol"]["name"] != OWN_LOOP or known["host"] != host:
                 problem = f"the folder contains a run of the host {known['host']!r}, under the protocol "
                 problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
-                raise RunError(problem, remedy="Choose another folder.", place=place)
+                raise errors.RunError(problem, remedy="Choose another folder.", place=place)
             self._run = {name: known[name] for name in self._run if name != "code"}
             self._run["code"] = [*known.get("code", [UNKNOWN])]
             for path in sorted((self.path / RAW).glob("*.json")):
-                place = Place(file=str(path))
+                place = errors.Place(file=str(path))
                 self._take_in(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"cannot be read: {type(error).__name__}: {error}"
-            raise RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
+            raise errors.RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number of the policy's next episode of a task, from 0, and count it."""
@@ -307,13 +295,13 @@ def require_policy_name(policy: object) -> None:
     """Raise `RunError` unless `policy` is a text that is not blank."""
     if not isinstance(policy, str) or not policy.strip():
         remedy = "Give the name under which the episodes are reported."
-        raise RunError(f"{policy!r} cannot name a policy", remedy=remedy)
+        raise errors.RunError(f"{policy!r} cannot name a policy", remedy=remedy)
 
 
 def facts_of_the_day() -> dict[str, object]:
     """Return the facts about this process for run.json: command line without secrets, time, and `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
+    return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
 
 
 def is_of_killed_writer(path: Path) -> bool:
@@ -325,7 +313,7 @@ def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool])
     """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` does not accept."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
-        raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
+        raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
 
 def remove_unused(path: Path, *, is_new: bool) -> None:
@@ -352,7 +340,7 @@ def _make_folder(path: Path, part: str = "") -> None:
     try:
         (path / part).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError.from_os_error(error, Place(file=str(path))) from None
+        raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -367,7 +355,7 @@ def _write_file(path: Path, content: bytes) -> None:
             os.fsync(stream.fileno())
         partial.replace(path)
     except OSError as error:
-        raise FileError.from_os_error(error, Place(file=str(path))) from None
+        raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -375,11 +363,11 @@ def _write_file(path: Path, content: bytes) -> None:
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
-    return "".join(c if c == "\n" or is_visible(c) else _escape_character(c) for c in text).encode() + b"\n"
+    return "".join(c if c == "\n" or errors.is_visible(c) else _escape_character(c) for c in text).encode() + b"\n"
 
 
 def _escape_character(character: str) -> str:
-    return json.dumps(escape_surrogates(character))[1:-1]
+    return json.dumps(errors.escape_surrogates(character))[1:-1]
 
 
 # One writer per run folder: the operating system releases the lock when its holder dies
@@ -389,12 +377,12 @@ def lock_folder(folder: Path) -> int:
     """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`. Logs a warning on systems
     without locks. Raises `RunError` if another process holds the lock, and `FileError` if its file cannot be opened.
     """
-    place = Place(file=str(folder))
+    place = errors.Place(file=str(folder))
     while True:
         try:
             descriptor = os.open(str(folder / LOCK), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except OSError as error:
-            raise FileError.from_os_error(error, place) from None
+            raise errors.FileError.from_os_error(error, place) from None
         try:
             import fcntl  # not available on Windows
 
@@ -403,7 +391,7 @@ def lock_folder(folder: Path) -> int:
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 remedy = "Wait for it or stop it, or choose another --out."
-                raise RunError("another run is writing here", remedy=remedy, place=place) from None
+                raise errors.RunError("another run is writing here", remedy=remedy, place=place) from None
             # Some cluster file systems are mounted without locks; recording there is better than not recording.
             _log.warning("%s: no lock here: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
@@ -554,7 +542,7 @@ class RunWriter:
         try:
             content = episode.encode_episode(recording)
         except (ValueError, TypeError) as error:
-            raise RecordError(f"the header cannot be written: {error}", remedy="Correct its fields.") from None
+            raise errors.RecordError(f"the header cannot be written: {error}", remedy="Correct its fields.") from None
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
@@ -580,8 +568,8 @@ class RunWriter:
         fields.setdefault("outcome", "success" if fields.get("success") else "failure")
         if fields["episode_id"] in self:
             remedy = "Give another episode_id. To resume a run, skip its episodes: if episode_id in run: continue."
-            place = Place(file=str(self.path), episode=fields["episode_id"])
-            raise RunError("the run already has an episode with this id", remedy=remedy, place=place)
+            place = errors.Place(file=str(self.path), episode=fields["episode_id"])
+            raise errors.RunError("the run already has an episode with this id", remedy=remedy, place=place)
         return fields, number
 
     def _write_row(
@@ -607,5 +595,5 @@ def _read_field(name: str, value: object) -> Any:
     return plain
 
 
-def _refuse(field: str, problem: str, remedy: str) -> RecordError:
-    return RecordError(problem, remedy=remedy, place=Place(field=field))
+def _refuse(field: str, problem: str, remedy: str) -> errors.RecordError:
+    return errors.RecordError(problem, remedy=remedy, place=errors.Place(field=field))

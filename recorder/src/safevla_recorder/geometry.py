@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
-MERGED_M = 0.005
-"""Boxes are merged if no point of the merged box is farther than this from the original boxes."""
+MERGED_M = 0.005  # boxes are merged if no point of the merged box is farther than this from the original boxes
 _RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometer, so that compressed records stay small
 
 
@@ -29,8 +28,7 @@ _RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometer, so t
 class Part:
     """A rigid part of a scene: a link, or a body that does not move."""
 
-    body: str
-    """The recorded body that the part belongs to; empty = none."""
+    body: str  # the recorded body that the part belongs to; empty = none
     parent: int = WORLD
     """Index of the earlier part that carries it; `WORLD` if it is fixed; `TRACKED` if its pose is the recorded pose of
     its body.

@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder import attachment
+from safevla_recorder import attachment, identity
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError, get_logger
-from safevla_recorder.identity import (
-    TaskIdentity,
-    find_distributions,
-    find_official_name,
-    hash_array,
-    official_suites,
-    read_identity,
-)
+from safevla_recorder.identity import TaskIdentity, official_suites
 from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
@@ -92,7 +85,7 @@ class RecordableLibero(attachment.RecordableEnv):
         if domain is None:
             raise HostError("the environment is closed", remedy="Make a new one before recording.")
         _require_panda(domain)
-        require_robosuite(str(sys.modules["robosuite"].__version__), find_distributions(_PACKAGE))
+        require_robosuite(str(sys.modules["robosuite"].__version__), identity.find_distributions(_PACKAGE))
         bddl_file = Path(domain.bddl_file_name)
         super().__init__(domain, label_task(bddl_file, str(control.language_instruction)), installed_versions())
         self.action_size = int(domain.action_dim)
@@ -103,7 +96,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
-        self.identity = replace(self.identity, init_states_sha256=hash_array(self._init_states))
+        self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
@@ -276,13 +269,13 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of everything that a trajectory depends on, LIBERO's by the distributions that provide it."""
-    return attachment.package_versions(("mujoco", "robosuite", *find_distributions(_PACKAGE), "numpy"))
+    return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
 def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
     """Return the identity of the task in a BDDL file with these initial states [count, 1 + nq + nv]; imports LIBERO."""
     installed_folder("bddl_files")
-    return read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
+    return identity.read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
@@ -320,7 +313,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
     precedes the folder's name if that denotes an official suite.
     """
     folder = bddl_file.resolve().parent.name or "root"
-    return f"own-{folder}" if find_official_name(folder) else folder, bddl_file.stem
+    return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:

@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 from weakref import WeakMethod
 
-from safevla_recorder.attachment import (
-    EpisodeCutter,
-    LoopRules,
-    RecordableEnv,
-    find_layer,
-    is_unmade,
-    watch_construction,
-)
+from safevla_recorder import attachment
+from safevla_recorder.attachment import EpisodeCutter, RecordableEnv
 from safevla_recorder.errors import HostError, RunError, SafevlaError, get_logger, is_from_signal
 from safevla_recorder.folder import (
     RunFolder,
@@ -55,7 +49,7 @@ class RecordingSession:
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process = _find_simulator(env), os.getpid()
-        is_late = self._simulator is None and is_unmade(env)
+        is_late = self._simulator is None and attachment.is_unmade(env)
         if not is_late:
             self._attach(env)
         self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
@@ -76,7 +70,7 @@ class RecordingSession:
         if not known_kinds():
             with suppress(Exception):  # import the classes that this reset imports before it makes an environment
                 importlib.import_module(_LIBERO)
-        with watch_construction(known_kinds(), self._begin_late):
+        with attachment.watch_construction(known_kinds(), self._begin_late):
             result = original(*args, **kwargs)
         found = _find_simulator(self.env)
         if found is not self._simulator and found is not None:
@@ -177,7 +171,7 @@ def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
 
 
 def _find_simulator(env: object) -> object | None:
-    layers: list[object] = [find_layer(env, kind) for kind in known_kinds()]
+    layers: list[object] = [attachment.find_layer(env, kind) for kind in known_kinds()]
     return next((layer for layer in layers if layer is not None), None)
 
 
@@ -245,7 +239,7 @@ def record(
     for option, number, least in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
         if number is not None and not (number >= least and int(number) == number):
             raise RunError(f"{option}={number!r}", remedy=f"Give a whole number of steps, at least {least}, or None.")
-    rules = LoopRules(
+    rules = attachment.LoopRules(
         policy=policy,
         wait_steps=-1 if wait_steps is None else int(wait_steps),
         horizon=None if horizon is None else int(horizon),

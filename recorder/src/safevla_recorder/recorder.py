@@ -44,10 +44,8 @@ from safevla_recorder.geometry import Geometry, Part
 # The records of one episode of any simulator, as they arrive: rows, actions, and contacts that are decoded in blocks
 
 
-BLOCK = 32
-"""Number of control steps whose contacts are decoded together; limits the copies to a few megabytes."""
-Row = Mapping[str, Floats]
-"""Arrays that were read at the end of one control step, by name."""
+BLOCK = 32  # number of control steps whose contacts are decoded together; limits the copies to a few megabytes
+Row = Mapping[str, Floats]  # arrays that were read at the end of one control step, by name
 
 
 class ContactSource(Protocol):
@@ -222,8 +220,7 @@ class WritableEpisode(Protocol):
 # The recorder of any simulator
 
 
-Shape = Hashable
-"""A collision shape, identified by the simulator's own key, such as PyBullet's (body, link)."""
+Shape = Hashable  # A collision shape, identified by the simulator's own key, such as PyBullet's (body, link)
 Contact = Tuple[Shape, Shape, ArrayLike]
 """Two shapes that touch, and the norm of the force between them at one point [N]; see `SceneMap.forces` for vectors.
 

@@ -70,8 +70,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     host = "robocasa"
     embodiment = EMBODIMENT
-    wait_steps = 0
-    """RoboCasa's reset includes settling."""
+    wait_steps = 0  # RoboCasa's reset includes settling
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
@@ -269,8 +268,7 @@ def to_plain(value: object) -> Any:
     return to_plain(getattr(value, "name", _ADDRESS.sub("", str(value))))
 
 
-LID = "lid"
-"""The blender's lid: a fixture in RoboCasa, but handled like an object, and therefore recorded as one."""
+LID = "lid"  # the blender's lid: a fixture in RoboCasa, but handled like an object, and therefore recorded as one
 _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 

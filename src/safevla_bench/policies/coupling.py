@@ -23,19 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
+from safevla_bench.interface import policy as interface
 from safevla_bench.interface.environment import HostEnv, HostSupport
-from safevla_bench.interface.policy import (
-    Action,
-    Boxes,
-    ChunkingPolicy,
-    Observation,
-    Policy,
-    Privileged,
-    ReplayPolicy,
-    SelectivePolicy,
-    Wants,
-    check_action,
-)
+from safevla_bench.interface.policy import Action, Boxes, Observation, Policy, Privileged, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
@@ -279,7 +269,7 @@ class FilteredEnv(HostEnv):
 
     def _check(self, action: object) -> Action:
         try:
-            checked = check_action(action, self.action_low.size)
+            checked = interface.check_action(action, self.action_low.size)
         except InvalidActionError as error:
             raise PolicyError(f"the filter {self._name} gives {error.problem}", remedy="Fix the filter.") from None
         if (checked < self.action_low).any() or (checked > self.action_high).any():
@@ -339,7 +329,7 @@ class DelayedPolicy:
     def looks_next(self) -> bool:
         """Whether the next action may call the policy, and the policy then uses its observation."""
         asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
-        return asks and (not isinstance(self._policy, SelectivePolicy) or self._policy.looks_next)
+        return asks and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
@@ -389,7 +379,7 @@ class DelayedPolicy:
         self._coming = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
         self._coming_from = getattr(self._policy, "chunk_step", None)
-        self._coming += self._policy.take_rest() if isinstance(self._policy, ChunkingPolicy) else []
+        self._coming += self._policy.take_rest() if isinstance(self._policy, interface.ChunkingPolicy) else []
         self._timed_s.append(took_s)
         self._late.append(self._delay.count_steps(self._dt_s, took_s))
         self._due, self._meanwhile = self._step + self._late[-1], 0
@@ -447,7 +437,7 @@ class Coupler:
             )
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
-        if isinstance(policy, ReplayPolicy):
+        if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):

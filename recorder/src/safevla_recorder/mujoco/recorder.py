@@ -59,8 +59,7 @@ class Scene:
     links: Mapping[str, int]
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """Geom ids of the gripper's two finger groups; None = it has none, and grips are not recorded."""
-    eef_site: int | None = None
-    """Site of the end effector; None = its pose is not recorded."""
+    eef_site: int | None = None  # site of the end effector; None = its pose is not recorded
     arm_dofs: tuple[int, ...] = ()
     """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and torques are not recorded."""
     apart_substeps: int = 1
@@ -200,8 +199,7 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
 
 _BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
 """MuJoCo's constants for a box, a slide and a hinge. A thinner box marks a surface, not an interior."""
-_INSIDES = ("_region", "reg_int")
-"""Suffixes of the names of LIBERO's sites and RoboCasa's geoms that mark an interior."""
+_INSIDES = ("_region", "reg_int")  # suffixes of the names of LIBERO's sites and RoboCasa's geoms that mark an interior
 
 
 @dataclass(frozen=True)

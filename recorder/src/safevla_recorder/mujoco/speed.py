@@ -167,8 +167,7 @@ class _SpeedUp:
                 observable._time_since_last_sample = passed_s
 
 
-_HALVES = ("step1", "step2")
-"""A substep in two halves, as in RoboCasa's resets."""
+_HALVES = ("step1", "step2")  # A substep in two halves, as in RoboCasa's resets
 
 
 class ForwardDynamics:

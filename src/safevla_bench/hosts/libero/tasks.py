@@ -31,20 +31,17 @@ from safevla_bench.interface.task import RecordedEpisode, SearchSpace, Task
 from safevla_bench.plugins import install_command
 from safevla_bench.tasks import bddl
 from safevla_bench.text import spell_suite
+from safevla_recorder import libero as recorded_libero
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.episode import Floats
 from safevla_recorder.identity import find_official_name
 from safevla_recorder.libero import (
     ALL_SUITES,
     DISTRIBUTION,
-    SUITES,
-    find_suite_task,
     installed_folder,
     is_reworded,
     name_own_task,
     read_own_states,
-    require_robosuite,
-    suite_entries,
 )
 from safevla_recorder.mujoco.hook import wrap_method
 
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
     from libero.libero.envs.env_wrapper import ControlEnv
 
 Placed = TypeVar("Placed")
-SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
+SUITE_LIST = f"{', '.join(recorded_libero.SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosuite 1.5, which this host does not support
@@ -71,7 +68,7 @@ def find_benchmark(suite: str) -> str | None:
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     tasks = []
-    for index, entry in enumerate(suite_entries(benchmark)):
+    for index, entry in enumerate(recorded_libero.suite_entries(benchmark)):
         instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded(benchmark) else entry.language
         states = len(_load_suite_states(entry))
         tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, states))
@@ -106,7 +103,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     cannot be read, or if LIBERO cannot be imported, and `RegistryError` for a file that is not a BDDL problem.
     """
     files = list_bddl_files(path)
-    suite_places = [find_suite_task(file) for file in files]
+    suite_places = [recorded_libero.find_suite_task(file) for file in files]
     if all(suite_places):
         return tuple(suite_tasks(benchmark)[index] for benchmark, index in filter(None, suite_places))
     return tuple(map(_read_own_task, files, count()))
@@ -126,7 +123,7 @@ def name_task(path: Path) -> tuple[str, str]:
         require_libero()
     except HostError:
         return name_own_task(path)
-    place = find_suite_task(path)
+    place = recorded_libero.find_suite_task(path)
     return name_own_task(path) if place is None else (place[0], f"task_{place[1]}")
 
 
@@ -141,7 +138,7 @@ def _read_own_task(path: Path, index: int) -> Task:
 
 
 def _suite_entry(task: Task) -> LiberoTask:
-    entries = suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
+    entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
         raise HostError(problem, remedy=f"Suites: {SUITE_LIST}; ask tasks(suite) for their tasks.")
@@ -313,9 +310,9 @@ def require_libero() -> None:
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
     if ports and DISTRIBUTION not in installed:
-        require_robosuite(installed.get("robosuite", "1.5"), ports)
+        recorded_libero.require_robosuite(installed.get("robosuite", "1.5"), ports)
     installed = read_versions((DISTRIBUTION, "robosuite", "mujoco"), "LIBERO", install_command("libero"))
-    require_robosuite(installed["robosuite"], [DISTRIBUTION])
+    recorded_libero.require_robosuite(installed["robosuite"], [DISTRIBUTION])
 
 
 @contextmanager

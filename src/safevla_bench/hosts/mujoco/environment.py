@@ -18,15 +18,9 @@ from safevla_bench.hosts import RecordedEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.interface import policy
 from safevla_bench.interface.environment import Host, HostSupport
-from safevla_bench.interface.policy import (
-    Action,
-    ArmObservation,
-    Observation,
-    UnrenderedImages,
-    Wants,
-    check_action,
-)
+from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.attachment import read_simulation
@@ -188,7 +182,7 @@ class RobosuiteEnv(MujocoEnv):
         finite; `HostError` if the simulation diverged, no reset was made, or the simulator rendered no picture.
         """
         recorder = self._require_recorder()
-        checked = check_action(action, len(self.still), self.action_meaning)
+        checked = policy.check_action(action, len(self.still), self.action_meaning)
         self._gate.set_open(self._renders_next)
         self._renders_next = True
         raw, success = self._advance(checked.copy())
@@ -311,18 +305,18 @@ class RobosuiteEnv(MujocoEnv):
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
-            return UnrenderedImages(self._wants.cameras)
+            return policy.UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
             problem = "the simulator sampled no picture in this control step, so that none can be shown"
             raise HostError(problem, remedy="Its cameras must be sampled once per control step, at 20 Hz.")
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
-def read_arm(raw: RawObservation, prefix: str) -> ArmObservation:
+def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
     """Return the readings of one arm from robosuite's observation; no finger positions if it has no gripper."""
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     place, turn = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
-    return ArmObservation(place, turn, fingers)
+    return policy.ArmObservation(place, turn, fingers)
 
 
 def camera_options(wants: Wants) -> dict[str, object]:

@@ -40,25 +40,11 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import host_header
+from safevla_recorder import robocasa
 from safevla_recorder.episode import Floats, add_header_mark
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.recorder import Scene
-from safevla_recorder.robocasa import (
-    ASSETS_ENTRY,
-    AT,
-    EMBODIMENT,
-    LID,
-    OFFICIAL,
-    STANDIN,
-    STANDIN_MARK,
-    Goal,
-    episode_meta,
-    goal_target,
-    is_standin,
-    known_goals,
-    moved_fixture,
-    read_scene,
-)
+from safevla_recorder.robocasa import ASSETS_ENTRY, OFFICIAL, Goal, goal_target, moved_fixture
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -133,7 +119,7 @@ class RobocasaHost(environment.MujocoHost):
         """
         require_robocasa()
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
-        return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
+        return {**installed, ASSETS_ENTRY: robocasa.STANDIN if robocasa.is_standin(assets()) else OFFICIAL}
 
 
 class RobocasaEnv(environment.RobosuiteEnv):
@@ -148,7 +134,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
     action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
     still = STILL
     stage_camera = "robot0_agentview_center"
-    embodiment = EMBODIMENT
+    embodiment = robocasa.EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
         super().__init__(task, wants, versions)
@@ -178,7 +164,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         make = partial(make_kitchen, self.task, start, self._wants)
         kitchen, self._start = self._make_anew(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
-        self._meta = episode_meta(kitchen)
+        self._meta = robocasa.episode_meta(kitchen)
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
@@ -186,7 +172,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return raw, bool(reward)
 
     def _read_scene(self) -> Scene:
-        return read_scene(self._robosuite(), goal_target(self._goal), moved_fixture(self._goal))
+        return robocasa.read_scene(self._robosuite(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         return view_privileged(self._robosuite(), scene, self._goal)
@@ -201,7 +187,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
-        return add_header_mark(extra, STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
+        return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
         return self._meta["lang"] or self.task.instruction
@@ -240,7 +226,7 @@ def read_table() -> TaskTable:
 def task_goal(task: Task) -> Goal:
     """Return what a task's success requires; raise `HostError` for an unknown task."""
     require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
-    return known_goals()[task.task_id]
+    return robocasa.known_goals()[task.task_id]
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
@@ -277,7 +263,7 @@ def read_goal(kitchen: Kitchen, goal: Goal) -> tuple[str, ...]:
 
 
 def _resolve_name(kitchen: Kitchen, name: str) -> str:
-    if name == LID or name in kitchen.objects:
+    if name == robocasa.LID or name in kitchen.objects:
         return name
     thing = getattr(kitchen, name)
     return thing if isinstance(thing, str) else str(thing.name)
@@ -289,7 +275,7 @@ def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileg
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
-    if goal[0] == AT:
+    if goal[0] == robocasa.AT:
         place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
         sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
     names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}

@@ -27,18 +27,9 @@ from safevla_bench.interface.task import EpisodeSeed, SearchSpace, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.identity import read_identity
+from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import hook_after
-from safevla_recorder.mujoco.recorder import (
-    Scene,
-    SceneArm,
-    assign_roles,
-    copy_state,
-    geom_ids,
-    name_bodies,
-    set_state,
-    state_size,
-    subtree_bodies,
-)
+from safevla_recorder.mujoco.recorder import Scene, SceneArm, subtree_bodies
 
 SUITE, SUITE_GR1 = "robosuite", "robosuite-gr1"
 STILL = (*[0.0] * 6, -1.0)
@@ -140,10 +131,10 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         if seed.recorded is not None and seed.recorded.state is not None:
             model, data = self._mujoco()
             # Our records have the full state; robosuite's demonstrations end after the velocities.
-            is_whole = len(seed.recorded.state) == state_size(model)
-            state_length = state_size(model) if is_whole else 1 + model.nq + model.nv
+            is_whole = len(seed.recorded.state) == recorder.state_size(model)
+            state_length = recorder.state_size(model) if is_whole else 1 + model.nq + model.nv
             state = environment.flat_state(seed.recorded.state, state_length)
-            set_state(model, data, np.concatenate([state, copy_state(model, data)[state_length:]]))
+            recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
             env.sim.forward()
             for robot in env.robots:  # its controllers would count from the pose after the reset
                 robot.composite_controller.update_state()
@@ -208,14 +199,12 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The robots of a task."""
 
-    task: str
-    """Name of robosuite's own task."""
+    task: str  # name of robosuite's own task
     suite: str = SUITE
     embodiment: str = "Panda"
     robot: str = "Panda"
     count: int = 1
-    controller: str | None = None
-    """Kind of the controller; None = the robot's default."""
+    controller: str | None = None  # kind of the controller; None = the robot's default
     still: tuple[float, ...] = STILL
     prefixes: Mapping[str, str] = {}
     """Name of each of several arms -> what precedes its readings in robosuite's observations."""
@@ -324,14 +313,14 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     free = {name: body for name, body in things.items() if model.body_jntnum[body] or name in in_hand}
     only = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free.items() if only in (None, name)}
-    names = name_bodies(model, free)
+    names = recorder.name_bodies(model, free)
     roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
     robot_bodies = [body for root in roots for body in subtree_bodies(model, root) if names[body] not in free]
     arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
     only_arm = None if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     return Scene(
         body_name=names,
-        roles=assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
+        roles=recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
         objects=objects,
         links={},
         fingers=only_arm.fingers if only_arm else None,
@@ -355,7 +344,7 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
         if len(robot.arms) > 1
         else {*subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))}
     )
-    left, right = (geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
+    left, right = (recorder.geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
     return SceneArm(
         bodies=frozenset(names[body] for body in robot_bodies if body in below),
         fingers=(left, right) if left and right else None,

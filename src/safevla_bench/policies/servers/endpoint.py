@@ -20,15 +20,8 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import (
-    Place,
-    PolicyError,
-    ServerLostError,
-    ServerRefusedError,
-    ServerSlowError,
-    ServerUnreachableError,
-    find_exception,
-)
+from safevla_bench import errors
+from safevla_bench.errors import Place, PolicyError, ServerLostError, ServerSlowError
 from safevla_bench.files import read_text
 from safevla_bench.interface.environment import WORKER, WORKERS
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
@@ -135,7 +128,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
         if time.monotonic() + PAUSE_S >= until:
             remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
             answers = f"no policy server is ready within {endpoint.connect_s:g} s ({'; '.join(problems)})"
-            raise ServerUnreachableError(answers, remedy=remedy)
+            raise errors.ServerUnreachableError(answers, remedy=remedy)
         time.sleep(PAUSE_S)
 
 
@@ -148,7 +141,7 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
         raise
     except PolicyError as error:
         close()
-        raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+        raise errors.ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
 
 
 def describe_cause(error: BaseException) -> str:
@@ -196,7 +189,7 @@ def size_error(address: str) -> PolicyError:
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure: the line that names it first, then the whole text or its end."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
-    named = find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
+    named = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
     problem = f"the policy server {address} failed: {named}{details}"
     return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/howto/servers.md.")
