@@ -23,7 +23,7 @@ from safevla_recorder import episode
 from safevla_recorder.episode import Action, EpisodeArrays, EpisodeRow
 from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_logger, is_from_signal
 from safevla_recorder.identity import TaskIdentity
-from safevla_recorder.mujoco.hook import Undo, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
 from safevla_recorder.version import __version__
 
@@ -281,12 +281,11 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
             cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
 
-    def close(original: Any, *args: object, **kwargs: object) -> object:
+    def before_close() -> None:
         cutter.on_interruption()
         cutter.is_closed = True
-        return original(*args, **kwargs)
 
-    hooks = [wrap_method(env, "step", step), wrap_method(env, "close", close)]
+    hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
     env.step.is_recording = True  # `RecordableEnv.is_recorded` looks for this; hooks around this one copy it
     return hooks
 
@@ -491,11 +490,9 @@ class EpisodeCutter:
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = (
-                "%s: the first step after %d settling steps does not move the arm either and counts as the policy's;  "
-            )
+            problem = "the first step after %d settling steps does not move the arm either and counts as the policy's"
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
-            _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
+            _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
         try:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
@@ -537,18 +534,16 @@ class EpisodeCutter:
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> EpisodeArrays:
-        row, success = running.row, outcome == "success"
+        row, success, recorder = running.row, outcome == "success", running.recorder
         header = {
-            **self._env.build_header(
-                running.recorder, success=success, env_seed=row.env_seed, index=row.init_state_index
-            ),
+            **self._env.build_header(recorder, success=success, env_seed=row.env_seed, index=row.init_state_index),
             "episode_id": row.episode_id,
             "policy": row.policy,
             "seed": row.seed,
             "horizon": row.horizon,
             "outcome": outcome,
         }
-        recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
+        recording = episode.add_costs(recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
         marks = {
             episode.FIXTURES: running.fixtures,
@@ -566,9 +561,7 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = (
-            "Traceback (most recent call last)" in reason
-        )  # tracebacks of exception groups and cycles do not start with this line
+        is_traceback = "Traceback (most recent call last)" in reason  # that of an exception group does not begin so
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

@@ -30,7 +30,7 @@ from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, Mea
 from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
-from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families, subgoal_fields
+from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recording, check_families, subgoal_fields
 
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
@@ -117,7 +117,7 @@ class BatchRecorder:
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
-        rows, arrays = self._read_poses(poses, eef, state, parts, subgoals), self._arrays
+        rows, arrays = self._read_poses(Reading(poses, eef, state, parts, subgoals)), self._arrays
         norms = self._read_norms(net_force_n)
         if norms is not None:
             apart, touching = map(arrays.share, self._pairs.needed_substeps)
@@ -174,7 +174,7 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._lay_out({**self._read_poses(poses, eef, state, parts, subgoals), **self._sums})
+        readings = self._lay_out({**self._read_poses(Reading(poses, eef, state, parts, subgoals)), **self._sums})
         taken = self._arrays.read("the action", action, self._action_size)
         ended = self._read_mask("done", done)
         self._action_size = int(taken.shape[1])
@@ -213,14 +213,8 @@ class BatchRecorder:
             raise HostError(problem, remedy="Declare the pairs whose net forces you pass, and pass them each time.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
 
-    def _read_poses(
-        self,
-        poses: Mapping[str, BatchPose],
-        eef: BatchPose | None,
-        state: Array | None,
-        parts: Sequence[BatchPose],
-        subgoals: Mapping[str, Array] | None,
-    ) -> dict[str, Array]:
+    def _read_poses(self, reading: Reading) -> dict[str, Array]:
+        poses, eef, state, parts, subgoals = reading
         self._scene.require_parts(len(parts))
         bodies = {name: quat is not None for name, (_, quat) in poses.items()}
         unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))

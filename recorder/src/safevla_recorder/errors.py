@@ -100,9 +100,8 @@ class FileError(SafevlaError):
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return the error for a write that the operating system refused at that place."""
         full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
-        remedy = (
-            "Make room there, or choose another place" if full else "Choose a place that exists and can be written to"
-        )
+        choice = "Choose a place that exists and can be written to"
+        remedy = "Make room there, or choose another place" if full else choice
         if error.errno == errno.EEXIST:
             problem, remedy = "a file with this name exists already", "Choose another place"
         return cls(problem, remedy=f"{remedy}; existing files are unchanged.", place=place)

@@ -103,9 +103,7 @@ def call_at_exit(function: Callable[[], None]) -> Undo:
     with suppress(ImportError):
         from multiprocessing.util import Finalize
 
-        undo.append(
-            Finalize(None, function, exitpriority=10).cancel
-        )  # `multiprocessing` workers do not run `atexit` handlers
+        undo.append(Finalize(None, function, exitpriority=10).cancel)  # workers do not run `atexit` handlers
     return partial(undo_all, undo)
 
 
@@ -229,10 +227,8 @@ class RunFolder:
         run.json if it changes. Raises `FileError` if one of them cannot be written.
         """
         with self._take_turn():
-            number, self._next = (
-                self._next,
-                self._next + 1,
-            )  # the garbage collection of another environment may write meanwhile
+            # The garbage collection of another environment may write meanwhile.
+            number, self._next = self._next, self._next + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
@@ -528,14 +524,12 @@ class RunWriter:
         recording = episode.add_costs(recording, costs) if costs else recording
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
-            raise _refuse(
-                "target_object", f"{target!r} does not have the role target", "Name a target of the scene, or None."
-            )
+            problem = f"{target!r} does not have the role target"
+            raise _refuse("target_object", problem, "Name a target of the scene, or None.")
         if outcome not in episode.OUTCOMES or (outcome == "success") != fields["success"]:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
-            raise _refuse(
-                "outcome", problem, f"Use one of {', '.join(episode.OUTCOMES)}; only 'success' has success true."
-            )
+            remedy = f"Use one of {', '.join(episode.OUTCOMES)}; only 'success' has success true."
+            raise _refuse("outcome", problem, remedy)
         episode.check_recorded_numbers(recording)
         if self._privileged:
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
@@ -557,11 +551,8 @@ class RunWriter:
         fields = {name: value for name, value in plain.items() if value is not None or name == "target_object"}
         absent = [name for name in required if name not in fields]
         if absent:
-            raise _refuse(
-                absent[0],
-                "the value is missing",
-                f"Required: {', '.join(required)}; pass them here or for the whole run.",
-            )
+            remedy = f"Required: {', '.join(required)}; pass them here or for the whole run."
+            raise _refuse(absent[0], "the value is missing", remedy)
         task = TaskLabel(fields["benchmark"], fields["task_id"], "")
         number = self._folder.next_number(self._policy, task)
         fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{number:03d}")

@@ -143,9 +143,8 @@ def find_distributions(package: str) -> dict[str, str]:
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
-    found = [each for each in installed if _holds(_lists, each, relative, file)] or [
-        each for each in installed if _holds(_is_editable, each, file)
-    ]
+    found = [each for each in installed if _holds(_lists, each, relative, file)]
+    found = found or [each for each in installed if _holds(_is_editable, each, file)]
     return {str(each.metadata["Name"]): str(each.version) for each in found}
 
 

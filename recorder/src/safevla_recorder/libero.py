@@ -24,7 +24,7 @@ from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError, get_logger
 from safevla_recorder.identity import TaskIdentity, official_suites
 from safevla_recorder.mujoco import recorder
-from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
@@ -99,39 +99,27 @@ class RecordableLibero(attachment.RecordableEnv):
         self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
-        def interrupt(original: Any, *args: object, **kwargs: object) -> object:
-            cutter.on_interruption()
-            return original(*args, **kwargs)
-
-        def reset(original: Any, *args: object, **kwargs: object) -> object:
+        def before_reset() -> None:
             cutter.on_interruption()  # needed if a script resets `env.env`; otherwise this call is a repetition
             with cutter.guard():
                 given = fresh_global_seed()  # set before the hooks were attached
                 if given is not None:
                     cutter.on_seed(given)
             self._goals.read()  # what held before the reset
-            observation = original(*args, **kwargs)
-            cutter.on_reset()
-            return observation
 
-        def set_state(original: Any, *args: Any, **kwargs: Any) -> object:
-            cutter.on_interruption()
-            result = original(*args, **kwargs)
+        def after_state(_: object, *args: Any, **kwargs: Any) -> None:
             with cutter.guard():
                 cutter.on_state_set(self._find_index(args[0] if args else kwargs["mujoco_state"]))
-            return result
 
-        def seed(original: Any, *args: Any, **kwargs: Any) -> object:
-            result = original(*args, **kwargs)
+        def after_seed(_: object, *args: Any, **kwargs: Any) -> None:
             cutter.on_seed(args[0] if args else kwargs.get("seed"))
-            return result
 
         hooks = [
             self._goals.attach(),
-            wrap_method(self._control, "reset", interrupt),  # outside its loop, which catches all exceptions inside
-            wrap_method(self._control, "set_state", set_state),
-            wrap_method(self._env, "reset", reset),
-            wrap_method(self._env, "seed", seed),
+            hook_call(self._control, "reset", cutter.on_interruption),  # its loop catches all exceptions inside
+            hook_call(self._control, "set_state", cutter.on_interruption, after_state),
+            hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
+            hook_call(self._env, "seed", after=after_seed),
             *attachment.subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
         return partial(undo_all, hooks)
@@ -144,10 +132,8 @@ class RecordableLibero(attachment.RecordableEnv):
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        scene = read_scene(self._env)
-        return recorder.attach_recorder(
-            self._env.sim, "step", scene, self.task.task_id, self.unstable_steps, self._goals.read
-        )
+        scene, task_id = read_scene(self._env), self.task.task_id
+        return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
     def fixture_roots(self) -> list[str]:
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
@@ -203,12 +189,10 @@ class GoalWatch:
     def attach(self) -> Undo:
         """Watch evaluations from now on; return a function that removes the hook."""
 
-        def evaluate(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(state, *args, **kwargs)
+        def keep(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
-            return result
 
-        return wrap_method(self._domain, "_eval_predicate", evaluate)
+        return hook_call(self._domain, "_eval_predicate", after=keep)
 
     def read(self) -> dict[str, bool]:
         """Return the results since the last call by name, such as `turnon flat_stove_1`, and forget them. {} unless
@@ -389,9 +373,8 @@ def read_own_states(bddl_file: Path) -> Floats | None:
         )
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):
-        raise HostError(
-            f"the initial states in {path} have the shape {states.shape}", remedy="Write one row per state."
-        )
+        problem = f"the initial states in {path} have the shape {states.shape}"
+        raise HostError(problem, remedy="Write one row per state.")
     diverged = np.flatnonzero(~np.isfinite(states).all(axis=1)).tolist()
     if diverged:
         problem = f"the initial states in {path} are not finite in row {diverged[0]}"

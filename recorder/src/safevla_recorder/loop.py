@@ -27,7 +27,7 @@ from safevla_recorder.folder import (
     require_policy_name,
 )
 from safevla_recorder.libero import find_libero
-from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 from safevla_recorder.mujoco.speed import speed_up
 from safevla_recorder.robocasa import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
@@ -163,9 +163,7 @@ def _note_exit_code() -> None:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    method = (
-        reference()
-    )  # otherwise it, its object and an environment that the loop has dropped would live until the end
+    method = reference()  # a strong one would keep an environment that the loop has dropped until the end
     if method is not None:
         method()
 
@@ -259,9 +257,8 @@ def record(
         warn_once(recordable.host, recordable.versions)
         own = rules if wait_steps is not None else replace(rules, wait_steps=recordable.wait_steps)
         folder = open_folder(folder_path, recordable, own, facts_of_the_day())
-        cutter = EpisodeCutter(
-            recordable, own, partial(folder.take_number, policy, recordable.task), folder.write_episode
-        )
+        take_number = partial(folder.take_number, policy, recordable.task)
+        cutter = EpisodeCutter(recordable, own, take_number, folder.write_episode)
         hooks = [speed_up(found)] if fast else []
         hooks.append(recordable.subscribe(cutter))
         return cutter, folder, partial(undo_all, hooks)
@@ -283,12 +280,7 @@ def record_until_closed(
     """
     folder, name = claim_folder(Path(out).absolute(), _worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
-
-    def close(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        recording.close_quietly()  # before the simulator is freed
-        return original(*args, **kwargs)
-
-    wrap_method(env, "close", close)
+    hook_call(env, "close", recording.close_quietly)  # before the simulator is freed
     return env
 
 
@@ -340,9 +332,8 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
-        return HostError(
-            "a vector of environments cannot be recorded, since its workers are other processes", remedy=remedy
-        )
+        problem = "a vector of environments cannot be recorded, since its workers are other processes"
+        return HostError(problem, remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
         "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it; import the simulator before. "

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Collection, Hashable, Iterable, Mapping, Protocol, Sequence, Tuple
+from typing import Any, Collection, Hashable, Iterable, Mapping, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -231,6 +231,16 @@ Pose = Tuple[ArrayLike, "ArrayLike | None"]
 ROLES = ("robot", "target", "bystander", "furniture")
 
 
+class Reading(NamedTuple):
+    """The arguments of `EpisodeRecorder.step`, or of `BatchRecorder.step`, that describe the state of one instant."""
+
+    poses: Mapping[str, Any]
+    eef: Any
+    state: Any
+    parts: Sequence[Any]
+    subgoals: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True)
 class SceneMap:
     """Names and roles of the bodies that own a simulator's collision shapes; constant over an episode.
@@ -376,11 +386,11 @@ class EpisodeRecorder(EpisodeLog):
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        self._joints, eef = {}, self._join_poses(eef)
+        self._joints, reading = {}, Reading(poses, self._join_poses(eef), state, parts, subgoals)
         torques = self._join_torques(torques_nm)
-        self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state, subgoals)
+        self._bodies, self._families = tuple(poses), _list_families(reading, torques)
         self._subgoals = tuple(subgoals or ())
-        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state, parts, subgoals)
+        first = self._read(reading, torques, None if torques is None else np.abs(torques))
         geoms = self._map_geoms()
         self._geometry = None
         if self.scene.parts:
@@ -491,21 +501,13 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        eef = self._join_poses(eef)
-        check_families(_list_families(poses, eef, last, state, subgoals), self._families)
-        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state, parts, subgoals))
+        reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        check_families(_list_families(reading, last), self._families)
+        self._add_step(np.asarray(action), self._read(reading, last, peak))
         self._torques, self._substeps = [], 0
 
-    def _read(
-        self,
-        poses: Mapping[str, Pose],
-        eef: Pose | None,
-        torques: Floats | None,
-        peak: Floats | None,
-        state: object,
-        parts: Sequence[Pose],
-        subgoals: Mapping[str, bool] | None,
-    ) -> Row:
+    def _read(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
+        poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
         hand, turn = eef or (None, None)
         turns = [poses[name][1] for name in self._bodies]
@@ -571,26 +573,19 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
     """Raise `HostError` if a record or substep has other bodies or families than record 0, or other sizes."""
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
-        remedy = (
-            "Pass the same bodies and channels, with the same sizes, each time; pass an empty list for no contacts."
-        )
-        raise HostError(f"{differing[0]}: differs from record 0", remedy=remedy)
+        remedy = "Pass the same bodies and channels, with the same sizes, each time"
+        problem = f"{differing[0]}: differs from record 0"
+        raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:
     return None if values is None else np.array(values, dtype=np.float64)
 
 
-def _list_families(
-    poses: Mapping[str, Pose],
-    eef: Pose | None,
-    torques: Floats | None,
-    state: ArrayLike | None,
-    subgoals: Mapping[str, bool] | None,
-) -> dict[str, object]:
-    posed = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
-    hand = {} if eef is None else {"the pose of the end effector": eef[1] is not None}
-    rest = {"state": state, "torques": torques}
-    goals = {f"the sub-goal {name}": True for name in subgoals or ()}
+def _list_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
+    posed = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
+    hand = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
+    rest = {"state": reading.state, "torques": torques}
+    goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
     sizes = {name: np.shape(values) for name, values in rest.items() if values is not None}
     return {**posed, **hand, **goals, **sizes}

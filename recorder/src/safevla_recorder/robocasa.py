@@ -22,7 +22,7 @@ from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco import recorder
-from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -85,43 +85,36 @@ class RecordableKitchen(attachment.RecordableEnv):
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        raise HostError(
-            "RoboCasa draws the starts of episodes at random", remedy="Omit init_states; the seed determines the start."
-        )
+        remedy = "Omit init_states; the seed determines the start."
+        raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         kitchen = self._env
         of_simulation: list[Undo] = []
 
         def watch_states() -> None:
-
-            def set_state(original: Any, *args: object, **kwargs: object) -> object:
-                cutter.on_interruption()
-                result = original(*args, **kwargs)
-                cutter.on_state_set(None)
-                return result
-
             undo_all(of_simulation)
-            if kitchen.sim is not None:
-                of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
+            for name in () if kitchen.sim is None else _STATE_SETTERS:
+                undo = hook_call(kitchen.sim, name, cutter.on_interruption, lambda *_, **__: cutter.on_state_set(None))
+                of_simulation.append(undo)
 
-        def reset(original: Any, *args: object, **kwargs: object) -> object:
+        def before_reset() -> None:
             cutter.on_interruption()
             with cutter.guard():
                 undo_all(of_simulation)  # the reset itself moves robot and objects
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
-            observation = original(*args, **kwargs)
+
+        def after_reset(*_: object, **__: object) -> None:
             cutter.on_reset()
             with cutter.guard():
                 watch_states()
-            return observation
 
         watch_states()
         hooks: list[Undo] = [
             partial(undo_all, of_simulation),
-            wrap_method(kitchen, "reset", reset),
+            hook_call(kitchen, "reset", before_reset, after_reset),
             *attachment.subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
         ]
         return partial(undo_all, hooks)
@@ -200,10 +193,8 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         return words
     if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
-        remedy = (
-            'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the task.'
-        )
-        raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
+        remedy = 'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the '
+        raise HostError(problem, remedy=f"{remedy}task. Known: {', '.join(goals)}.")
     return goals[task]
 
 
@@ -211,9 +202,8 @@ def _require_robot(kitchen: Any) -> None:
     names = [str(name) for name in kitchen.robot_names]
     if names != [EMBODIMENT]:
         remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
-        raise HostError(
-            f"the robot {', '.join(names)} is not {EMBODIMENT}, the only robot that can be recorded", remedy=remedy
-        )
+        problem = f"the robot {', '.join(names)} is not {EMBODIMENT}, the only robot that can be recorded"
+        raise HostError(problem, remedy=remedy)
 
 
 # The scene: names, roles and tracked bodies, the task's goal, the episode's meta

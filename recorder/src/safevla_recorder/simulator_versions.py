@@ -77,10 +77,11 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
 
     Records of one results-version can be compared, regardless of package versions.
     """
-    own = [(versions or {})[name] for name in ("safevla-bench", "safevla-recorder") if name in (versions or {})]
-    return (
-        sum(version_number(since) <= version_number(own[0]) for since in _read_data()["results_since"]) if own else None
-    )
+    versions = versions or {}
+    own = versions.get("safevla-bench", versions.get("safevla-recorder"))
+    if own is None:
+        return None
+    return sum(version_number(since) <= version_number(own) for since in _read_data()["results_since"])
 
 
 def find_differences(

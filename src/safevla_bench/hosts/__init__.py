@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,11 +23,12 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION, PluginGroup, format_call, require_trust
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_bench.version import __version__
 from safevla_recorder import attachment, identity
-from safevla_recorder.episode import SIMULATION, add_header_field
-from safevla_recorder.recorder import EpisodeLog
+from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field, add_header_mark
+from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"  # entry points that name a host's file of tags: `module:attribute` of a path
@@ -184,7 +185,13 @@ def episode_header(
     )
 
 
-Log = TypeVar("Log", bound=EpisodeLog)
+class RecordLog(WritableEpisode, Protocol):
+    """The records of an episode, as `safevla_recorder.recorder.EpisodeLog` has them."""
+
+    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays: ...
+
+
+Log = TypeVar("Log", bound=RecordLog)
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
@@ -208,7 +215,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         """Return the goal's first target."""
 
     def _extra_fields(self) -> dict[str, object]:
-        return {}
+        return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
         return attachment.read_simulation(None)

@@ -97,6 +97,12 @@ class ArmObservation:
     gripper_qpos: NDArray[np.float64]
 
 
+def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
+    """Return the numbers of one arm after the other, as `Observation` holds them."""
+    parts = zip(*((arm.eef_pos_m, arm.eef_quat_wxyz, arm.gripper_qpos) for arm in arms), strict=True)
+    return ArmObservation(*map(np.concatenate, parts))
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger

@@ -432,9 +432,8 @@ class Coupler:
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
         if unit_m is not None and unit_m != supports.unit_m:
             moves = "do not move it" if supports.unit_m is None else f"by {supports.unit_m:g} m"
-            problem = (
-                f"{self._name} is for actions that move the hand by {unit_m:g} m per unit; those of this host {moves}"
-            )
+            moved = f"actions that move the hand by {unit_m:g} m per unit"
+            problem = f"{self._name} is for {moved}; those of this host {moves}"
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, interface.ReplayPolicy):

@@ -15,7 +15,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects, entries, transforms
+from safevla_bench.policies.servers import ChunkModel, dialects, entries, transforms
 from safevla_bench.report.published import LEADERBOARD, PAPER, load_published
 
 STILL = (0.0,) * 6 + (-1.0,)
@@ -194,7 +194,7 @@ def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suit
     entry = entries.find_entry("openvla-7b@libero")
     right, wrong = (Replying({"actions": np.zeros((1, width))}) for width in (7, 6))
     models = {entry.suites[0]: right, entry.suites[1]: wrong}
-    policy = ChunkedPolicy(entries.EntryModel(entry, models), None)
+    policy = entries.EntryPolicy(entry, models, None)
     policy.reset(task(entry), 0)
     observed = observation(policy.dialect)
     assert policy.act(observed).shape == (7,)

@@ -30,15 +30,28 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
-
-    def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        after()
-        return result
-
-    undo = wrap_method(owner, method, call_both)
+    undo = hook_call(owner, method, after=lambda *_, **__: after())
     getattr(owner, method).is_only_after = True  # the hook must not run before the original
     return undo
+
+
+def _do_nothing(*_: object, **__: object) -> None: ...
+
+
+def hook_call(
+    owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
+) -> Undo:
+    """Call `before()` before each `owner.method(...)`, on this one instance, and `after(result, ...)` after it, with
+    the call's arguments, unless it raises; return a function that removes both.
+    """
+
+    def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        before()
+        result = original(*args, **kwargs)
+        after(result, *args, **kwargs)
+        return result
+
+    return wrap_method(owner, method, call)
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:

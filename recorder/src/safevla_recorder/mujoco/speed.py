@@ -3,8 +3,9 @@
 Between two actions robosuite runs its controllers once per substep, and each time looks names up, reads limits, copies
 Jacobians and asks every observable whether it needs a sample. Here the first substep of a control step is robosuite's
 own, and the others do the same arithmetic on the same numbers in the same order, using what the first looked up. This
-applies to the methods of robosuite 1.4 and 1.5 listed below; if a class or a hook has others, they are called instead.
-robosuite also computes the forward dynamics of one state up to three times per substep: see `ForwardDynamics`.
+applies to the methods of robosuite 1.4 and 1.5 in `replaced_methods.json`; if a class or a hook has others, they are
+called instead. robosuite also computes the forward dynamics of one state up to three times per substep: see
+`ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import inspect
+import json
 import sys
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -21,32 +24,10 @@ import numpy as np
 from safevla_recorder.attachment import find_layer
 from safevla_recorder.episode import Floats
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
-_KNOWN = {
-    "libero.libero.envs.bddl_base_domain.BDDLBaseDomain._pre_action": "402e79a8355b",
-    "robosuite.controllers.base_controller.Controller.update": "61bc7ed6db46",
-    "robosuite.controllers.composite.composite_controller.CompositeController.run_controller": "4f392ada85fe",
-    "robosuite.controllers.composite.composite_controller.CompositeController.update_state": "962ffdf11570",
-    "robosuite.controllers.osc.OperationalSpaceController.run_controller": "3d66f1234743",
-    "robosuite.controllers.parts.arm.osc.OperationalSpaceController.run_controller": "44859dc62f34",
-    "robosuite.controllers.parts.controller.Controller.update": "1d667c1efb74",
-    "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
-    "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
-    "robosuite.controllers.parts.mobile_base.joint_vel."
-    "MobileBaseJointVelocityController.run_controller": "a4bda4a2cbde",
-    "robosuite.controllers.parts.mobile_base.mobile_base_controller.MobileBaseController.update": "f3530fae31a3",
-    "robosuite.environments.base.MujocoEnv._update_observables": "20faacb48a32",
-    "robosuite.environments.robot_env.RobotEnv._pre_action": "ea00772eeb69",
-    "robosuite.robots.fixed_base_robot.FixedBaseRobot.control": "53fd661fe45f",
-    "robosuite.robots.manipulator.Manipulator.grip_action": "7488124ad7ce",
-    "robosuite.robots.single_arm.SingleArm.control": "34820bee4470",
-    "robosuite.robots.wheeled_robot.WheeledRobot.control": "f5ae79fa5603",
-    "robosuite.utils.binding_utils.MjSim.forward": "a5df75e11027",
-    "robosuite.utils.binding_utils.MjSim.step": "08b03c6c979a",
-    "robosuite.utils.observables.Observable.update": "c4bf0658c7e8",
-}
+_KNOWN = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
 """Method that this module replaces -> prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method with another
 source is called unchanged.
 """
@@ -80,8 +61,8 @@ class _SpeedUp:
         self._dynamics: ForwardDynamics | None = None
         self._robots: list[_Robot14 | _Robot15] | None = None  # of the running control step
         self._hooks = [
-            wrap_method(env, "_initialize_sim", self._initialize),
-            wrap_method(env, "_destroy_sim", self._destroy),
+            hook_call(env, "_initialize_sim", self._release, self._attach),
+            hook_call(env, "_destroy_sim", self._release),  # else the old model would stay in memory with the new one
         ]
         if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._act))
@@ -102,7 +83,7 @@ class _SpeedUp:
             gc.unfreeze()
         self._is_freezing = False
 
-    def _attach(self) -> None:
+    def _attach(self, *_: object, **__: object) -> None:
         simulation = self._env.sim
         if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
             self._dynamics = ForwardDynamics(simulation)
@@ -112,16 +93,6 @@ class _SpeedUp:
             self._dynamics.undo()
         self._dynamics, self._robots = None, None
         self._parts.clear()
-
-    def _initialize(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        self._release()
-        result = original(*args, **kwargs)
-        self._attach()
-        return result
-
-    def _destroy(self, original: Callable[[], object]) -> object:
-        self._release()  # otherwise the old model would stay in memory with the new one
-        return original()
 
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
@@ -199,9 +170,8 @@ class ForwardDynamics:
         """Skip what the last full call of this substep computed, if `code_between` its calls is known to write only to
         controls, and no foreign hook is called there.
         """
-        self._may_trust = self._is_trusted = (
-            code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
-        )
+        may_trust = code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
+        self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
         """Trust another substep of the same control step, with the arguments of the last `trust`."""
@@ -219,9 +189,8 @@ class ForwardDynamics:
         flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
         # Callbacks that MuJoCo calls in the skipped stages.
         callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
-        return bool(
-            is_euler and not flags and not model.nplugin and not getattr(model, "nflex", 0) and not any(callbacks)
-        )
+        is_extended = flags or model.nplugin or getattr(model, "nflex", 0) or any(callbacks)
+        return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
         # Time returns to 0 if MuJoCo has reset an unstable state.
@@ -390,9 +359,8 @@ class _Controller:
         if self._site is not None:
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
         interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
-        self._is_operational = _is_known(controller, "run_controller", "OperationalSpaceController") and not any(
-            interpolators
-        )
+        is_operational = _is_known(controller, "run_controller", "OperationalSpaceController")
+        self._is_operational = is_operational and not any(interpolators)
         self._laws = sys.modules[type(controller).__module__]
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
@@ -416,9 +384,8 @@ class _Controller:
         else:
             wrench = np.dot(both, np.concatenate([force, torque]))
         torques: Floats = np.dot(jacobian.T, wrench) + self._data.qfrc_bias[self._dofs]
-        torques += laws.nullspace_torques(
-            mass, nullspace, controller.initial_joint, controller.joint_pos, controller.joint_vel
-        )
+        joints = controller.initial_joint, controller.joint_pos, controller.joint_vel
+        torques += laws.nullspace_torques(mass, nullspace, *joints)
         controller.torques, controller.new_update = torques, True
         return torques
 

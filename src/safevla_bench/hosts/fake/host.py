@@ -15,18 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, episode_header, require_known
+from safevla_bench.hosts import RecordedEnv, check_start, check_wants, require_known
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.viewer import read_states
 from safevla_bench.interface import policy
-from safevla_bench.interface.environment import Host, HostEnv, HostSupport
+from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Stage, Viewpoint
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import DRAWN
-from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, EpisodeArrays, Floats, add_header_mark
+from safevla_recorder.episode import ContactList, EpisodeArrays, Floats
 
 SUITE = "fake"
 DT_S = 0.05
@@ -137,17 +135,60 @@ class _Record:
     torque: Floats
 
 
-class FakeEnv(HostEnv):
+class _FakeLog:
+    """The records of one episode, and its actions."""
+
+    def __init__(self, first: _Record) -> None:
+        self.records, self.actions = [first], list[policy.Action]()
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        return (("block", "table"), ("cup", "table"), ("table", "tray"))
+
+    def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
+        return _build_recording(header, self.records, self.actions)
+
+    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
+        return _build_recording(header, self.records[-1:], [])
+
+
+def _build_recording(
+    header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
+) -> EpisodeArrays:
+    states = np.stack([record.state for record in records])
+    count = len(records)
+    upright = np.array([1.0, 0.0, 0.0, 0.0])
+    gripped = np.array([_body_index(record.held_body) for record in records])
+    objects = [_PLACES[name] for name in _MOVABLE]
+    torques = np.stack([record.torque for record in records])
+    return EpisodeArrays(
+        header=header,
+        roles=_ROLES,
+        records=count,
+        eef_pos_m=states[:, 3:6],
+        eef_quat_wxyz=np.tile(upright, (count, 1)),
+        pos_bodies=objects,
+        body_pos_m=states[:, 6:].reshape(count, len(objects), 3),
+        quat_bodies=objects,
+        body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
+        contacts=_contact_list([record.contacts for record in records]),
+        joint_torque_nm=torques,
+        gripper_contact=gripped >= 0,
+        gripped_body=gripped,
+        action=np.stack(actions) if actions else np.empty((0, 7)),
+        sim_state=states,
+        further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step
+    )
+
+
+class FakeEnv(RecordedEnv[_FakeLog]):
     """One fake task. Actions [7] are LIBERO's: 0.05 m per unit, rotation ignored, gripper -1 opens and +1 closes."""
 
     dt_s = DT_S
+    embodiment = "Panda"
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
-        self.task = task
-        self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
-        self._wants, self._versions = wants, versions
+        super().__init__(task, wants, versions, len(STILL))
         self._renders_next = True
-        self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
@@ -158,8 +199,8 @@ class FakeEnv(HostEnv):
         played = seed.recorded.state if seed.recorded else None
         restored = None if played is None else _World.from_state(flat_state(played, _STATE))
         self._world = restored or _initial_world(self.task.index, seed)
-        self._actions: list[policy.Action] = []
-        self._records = [self._settle_record(seed)]
+        self._recorder = _FakeLog(self._settle_record(seed))
+        self._success = self._is_success()
         self._renders_next = True
         return self._observe()
 
@@ -167,64 +208,26 @@ class FakeEnv(HostEnv):
         """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
         `RuntimeError` in the fifth step of task 2, to imitate a simulator's error.
         """
-        self._require_episode()
+        log = self._require_recorder()
         checked = policy.check_action(action, len(STILL)).copy()
-        if self.task.index == 2 and len(self._actions) == CRASH_AFTER:
+        if self.task.index == 2 and len(log.actions) == CRASH_AFTER:
             raise RuntimeError("the fake simulator crashed, as this task always does")
         _advance_world(self._world, checked)
-        self._actions.append(checked)
-        state = self._world.to_state(len(self._actions) * DT_S)
-        self._records.append(_Record(state, self._world.contacts, self._world.held_body, _joint_torque(checked)))
-        return self._observe(), self._is_success()
+        log.actions.append(checked)
+        state = self._world.to_state(len(log.actions) * DT_S)
+        log.records.append(_Record(state, self._world.contacts, self._world.held_body, _joint_torque(checked)))
+        self._success = self._is_success()
+        return self._observe(), self._success
 
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
-
-    def recorded(self) -> Batch:
-        return self._build_batch(self._require_episode(), self._records, self._actions)
-
-    def latest(self) -> Batch:
-        return self._build_batch(self._require_episode(), self._records[-1:], [])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the position [3] of the gripper and of each movable body in the flat state; works before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
-    def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[policy.Action]) -> Batch:
-        states = np.stack([record.state for record in records])
-        count = len(records)
-        upright = np.array([1.0, 0.0, 0.0, 0.0])
-        gripped = np.array([_body_index(record.held_body) for record in records])
-        objects = [_PLACES[name] for name in _MOVABLE]
-        torques = np.stack([record.torque for record in records])
-        recording = EpisodeArrays(
-            header=self._build_header(seed),
-            roles=_ROLES,
-            records=count,
-            eef_pos_m=states[:, 3:6],
-            eef_quat_wxyz=np.tile(upright, (count, 1)),
-            pos_bodies=objects,
-            body_pos_m=states[:, 6:].reshape(count, len(objects), 3),
-            quat_bodies=objects,
-            body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
-            contacts=_contact_list([record.contacts for record in records]),
-            joint_torque_nm=torques,
-            gripper_contact=gripped >= 0,
-            gripped_body=gripped,
-            action=np.stack(actions) if actions else np.empty((0, 7)),
-            sim_state=states,
-            extra=add_header_mark({}, DRAWN) if seed.drawn else {},
-            further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step
-        )
-        return from_recording(recording)
-
     def close(self) -> None:
         """Do nothing: no resources to free."""
-
-    def _require_episode(self) -> EpisodeSeed:
-        if self._seed is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._seed
 
     def _settle_record(self, seed: EpisodeSeed) -> _Record:
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
@@ -238,17 +241,11 @@ class FakeEnv(HostEnv):
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
-    def _build_header(self, seed: EpisodeSeed) -> dict[str, object]:
-        return episode_header(
-            self.task,
-            seed,
-            success=self._is_success(),
-            dt=DT_S,
-            target_object="block",
-            versions=self._versions,
-            embodiment="Panda",
-            dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),
-        )
+    def _target_object(self) -> str:
+        return "block"
+
+    def _read_simulation(self) -> dict[str, object]:
+        return {}
 
     def _observe(self) -> policy.Observation:
         world = self._world

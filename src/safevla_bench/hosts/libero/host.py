@@ -131,9 +131,8 @@ class LiberoEnv(RobosuiteEnv):
             raise HostError(problem, remedy="Take a policy that wants such pictures, or leave out the noise variants.")
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
-        self._env = libero_tasks.make_control_env(
-            file, wants, variant.domain_methods() if variant else libero_tasks.NO_METHODS
-        )
+        methods = variant.domain_methods() if variant else libero_tasks.NO_METHODS
+        self._env = libero_tasks.make_control_env(file, wants, methods)
         self._identity = task_identity(file, self._init_states)
         self._scene = libero_tasks.KeptScene(self._env.env)
         self._goals = GoalWatch(self._env.env)

@@ -97,9 +97,8 @@ class Variant:
     def init_states(self) -> Floats:
         """Return flat simulator states [count, 1 + nq + nv]; the first is the variant's start."""
         if self.category == "layout":
-            return _read_state(
-                data_folder() / "init_files/libero_newobj" / SUITES[self.suite] / f"{self.name}.pruned_init"
-            )
+            folder = data_folder() / "init_files/libero_newobj" / SUITES[self.suite]
+            return _read_state(folder / f"{self.name}.pruned_init")
         states = libero_tasks.load_init_states(self.base_task)
         assert states is not None
         return states

@@ -26,13 +26,12 @@ from safevla_bench.hosts.maniskill import graphics
 from safevla_bench.hosts.maniskill.viewer import ManiskillStage, StagedScene, read_shapes, to_pose
 from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.viewer import episode_seed
+from safevla_bench.interface import policy
 from safevla_bench.interface.environment import Host, HostSupport
-from safevla_bench.interface.policy import Action, ArmObservation, Observation, UnrenderedImages, Wants, check_action
+from safevla_bench.interface.policy import Action, ArmObservation, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import DRAWN
-from safevla_recorder.episode import add_header_mark
 from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, rotate
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
@@ -232,7 +231,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         recorder = self._require_recorder()
-        taken = check_action(action, len(self.action_low), self._meaning).copy()
+        taken = policy.check_action(action, len(self.action_low), self._meaning).copy()
         self._advance(taken)
         recorder.step(taken, **self._read_poses())
         return self._observe(), self._success
@@ -298,17 +297,14 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             ArmObservation(place, turn, joints.qpos[arm:].astype(np.float64))
             for (place, turn), joints in zip(self._read_hands(), robots, strict=True)
         ]
-        place, turn, fingers = (
-            np.concatenate([getattr(each, name) for each in seen])
-            for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
-        )
+        joined = policy.join_arms(seen)
         arms = self._by_arm(seen) if self._facts.arms else {}
         renders, self._renders_next = self._renders_next, True
-        images = graphics.take_pictures(self._env, wanted.cameras) if renders else UnrenderedImages(wanted.cameras)
-        return Observation(self.task.instruction, place, turn, fingers, images, extra=extra, arms=arms)
-
-    def _extra_fields(self) -> dict[str, object]:
-        return add_header_mark({}, DRAWN) if self._seed.drawn and self._facts.layouts else {}
+        images = (
+            graphics.take_pictures(self._env, wanted.cameras) if renders else policy.UnrenderedImages(wanted.cameras)
+        )
+        hand = joined.eef_pos_m, joined.eef_quat_wxyz, joined.gripper_qpos
+        return Observation(self.task.instruction, *hand, images, extra=extra, arms=arms)
 
     def _read_simulation(self) -> dict[str, object]:
         device = {"render_device": graphics.render_device()} if self._wants.cameras else {}

@@ -26,8 +26,6 @@ from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
 from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.trajectory.marks import DRAWN
-from safevla_recorder.episode import add_header_mark
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco import recorder as mujoco_recorder
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
@@ -158,9 +156,6 @@ class MetaworldEnv(MujocoEnv):
 
     def _target_object(self) -> str | None:
         return next(iter(self._rules.targets), None)
-
-    def _extra_fields(self) -> dict[str, object]:
-        return add_header_mark({}, DRAWN) if self._seed.drawn else {}
 
     def close(self) -> None:
         self._stop_recording()

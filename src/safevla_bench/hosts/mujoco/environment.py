@@ -262,8 +262,9 @@ class RobosuiteEnv(MujocoEnv):
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
+        simulation, task_id = self._robosuite().sim, self.task.task_id
         self._recorder, detach = attach_recorder(
-            self._robosuite().sim, self.substep_method, scene, self.task.task_id, read_subgoals=self._read_subgoals
+            simulation, self.substep_method, scene, task_id, read_subgoals=self._read_subgoals
         )
         self._hooks.append(detach)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
@@ -272,12 +273,12 @@ class RobosuiteEnv(MujocoEnv):
     def _observe(self, raw: RawObservation) -> Observation:
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
-        every = list(arms.values()) or [read_arm(raw, "robot0_")]
+        joined = policy.join_arms(list(arms.values()) or [read_arm(raw, "robot0_")])
         return Observation(
             instruction=self._instruction(),
-            eef_pos_m=np.concatenate([arm.eef_pos_m for arm in every]),
-            eef_quat_wxyz=np.concatenate([arm.eef_quat_wxyz for arm in every]),
-            gripper_qpos=np.concatenate([arm.gripper_qpos for arm in every]),
+            eef_pos_m=joined.eef_pos_m,
+            eef_quat_wxyz=joined.eef_quat_wxyz,
+            gripper_qpos=joined.gripper_qpos,
             arms=arms,
             images=self._read_images(raw),
             privileged=self._privileged.read_now() if self._privileged else None,

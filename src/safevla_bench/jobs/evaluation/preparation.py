@@ -78,7 +78,6 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
             policy.name: policy.made or resources.enter_context(closing(_make_policy(policy, options, is_dry=is_dry)))
             for policy in asked
         }
-        _check_servers(made, selected)
         couplers = _make_couplers(request, made, host.supports, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
         _require_support(host, plan, made, couplers)
@@ -223,14 +222,6 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
     return recorded
 
 
-def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
-    for policy in made.values():
-        model = getattr(policy, "model", None)
-        if isinstance(model, entries.EntryModel):
-            for task in tasks:
-                model.model_for(task.benchmark)
-
-
 def list_start_notes(request: Request) -> list[str]:
     """Return sentences on how the simulator differs from the protocol's; [] if the request cannot be prepared."""
     try:
@@ -317,8 +308,8 @@ def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
     description: dict[str, object] = {}
     if isinstance(dialect := getattr(policy, "dialect", None), dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
-    if isinstance(model := getattr(policy, "model", None), entries.EntryModel):
-        entry = model.entry
+    if isinstance(policy, entries.EntryPolicy):
+        entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
     made = policy.made if isinstance(policy, python.InProcessPolicy) else policy
     if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:

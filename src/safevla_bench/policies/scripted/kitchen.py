@@ -14,7 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Observation, Privileged
-from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, box_axes, box_center, to_rotation
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Robot, box_axes, box_center, to_rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,11 @@ _STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less in
 _STUCK_STEPS, _STUCK_M = 20, 0.004  # the same for a base; its turn counts in radians
 
 
-class MobileRobot:
-    """The robot in its last observation `seen`; a move begins there and updates it."""
+class MobileRobot(Robot):
+    """The arm on a mobile base."""
 
     def __init__(self, seen: Observation, style: MobileStyle) -> None:
         self.seen, self.style = seen, style
-
-    @property
-    def scene(self) -> Privileged:
-        assert self.seen.privileged is not None
-        return self.seen.privileged
 
     @property
     def place_m(self) -> Floats:
@@ -73,11 +68,6 @@ class MobileRobot:
     def front(self) -> Floats:
         """The unit vector ahead of the base, [3]."""
         return np.array([*yaw_direction(self.yaw), 0.0])
-
-    @property
-    def hand_m(self) -> Floats:
-        """The position of the hand in the world frame, [3]."""
-        return self.seen.eef_pos_m
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
         """Return the orientation of a hand that points along `forward` [3], a unit vector. Its fingers open along

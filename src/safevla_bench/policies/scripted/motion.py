@@ -94,9 +94,8 @@ class Prisms:
 
     def hull(self) -> Prisms:
         """Return one prism around all of at least one prisms, from the lowest to the highest."""
-        return Prisms(
-            self.reach_m.max(axis=0, keepdims=True), self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
-        )
+        low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
+        return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
 
 def concatenate_prisms(*parts: Prisms) -> Prisms:
@@ -241,14 +240,10 @@ class ClearPath:
         return np.array([*goal_m[:2], height])
 
 
-class Arm:
-    """An arm in its last observation `seen`, with the last target of its hand. A move yields actions [7] and receives
-    observations; it begins at `seen` and updates it.
-    """
+class Robot:
+    """A robot in its last observation `seen`; a move begins there and updates it."""
 
-    def __init__(self, seen: Observation, style: Style) -> None:
-        self.seen, self.style = seen, style
-        self.target: HandTarget | None = None
+    seen: Observation
 
     @property
     def scene(self) -> Privileged:
@@ -259,6 +254,14 @@ class Arm:
     def hand_m(self) -> Floats:
         """The position of the hand in the world frame, [3]."""
         return self.seen.eef_pos_m
+
+
+class Arm(Robot):
+    """A fixed arm, with the last target of its hand. A move yields actions [7] and receives observations."""
+
+    def __init__(self, seen: Observation, style: Style) -> None:
+        self.seen, self.style = seen, style
+        self.target: HandTarget | None = None
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
         """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""

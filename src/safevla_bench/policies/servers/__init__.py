@@ -20,7 +20,8 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers import dialects, transforms
-from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
+from safevla_bench.policies.servers import endpoint as servers
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
@@ -99,6 +100,46 @@ class ChunkModel(ABC):
 
     def close(self) -> None:  # noqa: B027  (not every model holds something)
         """Close the connection, if there is one."""
+
+
+class RemoteModel(ChunkModel):
+    """A model behind the first server of an endpoint that answers; `kind` is one of `KINDS`."""
+
+    kind: str
+
+    def __init__(self, endpoint: Endpoint, dialect: dialects.Dialect, arguments: Mapping[str, str]) -> None:
+        super().__init__(dialect)
+        self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
+
+    def connect(self, task: Task) -> None:
+        self._connect()
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Begin an episode on a new connection: a server may have restarted. Raises as `ChunkModel.begin` does."""
+        self._connect()
+
+    def _connect(self) -> None:
+        with servers.guard_handshake(self.close):
+            self.close()
+            self.address = servers.find_server(self._endpoint, self._try_connect)
+            self._greet()
+
+    @abstractmethod
+    def _try_connect(self, address: str, until: float) -> str | None:
+        """Connect to an address until a monotonic time; return None, or the reason why no server answers."""
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """Exchange greetings over a new connection; sets `greeting`."""
+
+    def server_error(self, reason: object) -> PolicyError:
+        """Return the error for a server's failure, a text or a map with its `message`."""
+        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return servers.server_error(self.address, str(text), self.key)
+
+    def kind_error(self, event: str) -> PolicyError:
+        """Return the error for a server that may be of another kind, such as for `sent no map`."""
+        return PolicyError(f"the server {self.address} {event}", remedy=f"Is it {KINDS[self.kind].about}?")
 
 
 class ChunkQueue:
@@ -245,7 +286,7 @@ def client_factory(
     def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
-        endpoint = parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
+        endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         spoken = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(spoken, kind.name, given.get("cameras"), given.get("image_size"))
         replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None

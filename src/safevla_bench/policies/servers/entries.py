@@ -15,7 +15,7 @@ import msgspec
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.files import read_shipped
-from safevla_bench.interface.policy import Observation, Policy
+from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
@@ -94,40 +94,30 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(chosen)}
 
 
-class EntryModel(ChunkModel):
-    """The models behind an entry's servers; the current suite's is queried."""
+class EntryPolicy(ChunkedPolicy):
+    """The policy of an entry; it queries the model behind the server of the current task's suite."""
 
-    def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel]) -> None:
-        """Use the model of each suite; until a second suite begins, the dialect is that of the first."""
-        self._now = next(iter(models.values()))
-        super().__init__(self._now.dialect)
+    def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel], replan: int | None) -> None:
+        """Use the model of each suite, and the dialect of the first."""
+        super().__init__(next(iter(models.values())), replan)
         self.entry, self._models = entry, models
 
-    def model_for(self, suite: str) -> ChunkModel:
+    def require_task(self, task: Task) -> None:
+        """Raise `PolicyError` if the task's suite has no server."""
+        suite = task.benchmark
         if suite not in self._models:
             problem = f"no server is named for {self.entry.name} on {suite}"
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
-        return self._models[suite]
 
     def connect(self, task: Task) -> None:
-        self._turn_to(task).connect(task)
-        self._adopt_model()
+        self.require_task(task)
+        self.model = self._models[task.benchmark]
+        super().connect(task)
 
-    def begin(self, task: Task, seed: int) -> None:
-        self._turn_to(task).begin(task, seed)
-        self._adopt_model()
-
-    def _turn_to(self, task: Task) -> ChunkModel:
-        before, self._now = self._now, self.model_for(task.benchmark)
-        self.has_answered = self.has_answered and before is self._now
-        return self._now
-
-    def _adopt_model(self) -> None:
-        self.dialect, self.wants = self._now.dialect, self._now.wants
-        self.greeting, self.env_seed = self._now.greeting, self._now.env_seed
-
-    def query(self, observation: Observation) -> dialects.Reply:
-        return self._now.query(observation)
+    def reset(self, task: Task, seed: int) -> None:
+        self.require_task(task)
+        self.model = self._models[task.benchmark]
+        super().reset(task, seed)
 
     def close(self) -> None:
         for model in self._models.values():
@@ -136,8 +126,8 @@ class EntryModel(ChunkModel):
 
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
-) -> ChunkedPolicy:
-    """Make the policy of an entry, with an `EntryModel`. `server` holds space-separated texts URL or SUITE=URL. All
+) -> EntryPolicy:
+    """Make the policy of an entry. `server` holds space-separated texts URL or SUITE=URL. All
     other arguments go to the transport's client, with the name of the dialect. Raises `PolicyError` if no entry has
     that name, it cannot be run or has no server, or an argument is invalid.
     """
@@ -153,5 +143,5 @@ def make_entry_policy(
     spoken, servers = {"dialect": entry.dialect, **others}, assign_servers(entry, texts)
     made = {url: open_policy(f"{entry.transport}:{url}", spoken) for url in dict.fromkeys(servers.values())}
     clients = cast("dict[str, ChunkedPolicy]", made)
-    model = EntryModel(entry, {suite: clients[url].model for suite, url in servers.items()})
-    return ChunkedPolicy(model, next(iter(clients.values())).dialect.replan)
+    models = {suite: clients[url].model for suite, url in servers.items()}
+    return EntryPolicy(entry, models, next(iter(clients.values())).dialect.replan)

@@ -23,7 +23,7 @@ import msgspec
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
+from safevla_bench.policies.servers import RemoteModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
@@ -37,14 +37,16 @@ _MARK_MAIN = "__ModalityConfig__"
 _MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
-class Gr00tModel(ChunkModel):
+class Gr00tModel(RemoteModel):
     """A model behind a GR00T server; its greeting is its modalities, which do not name a checkpoint. A ZeroMQ socket
     serves one request at a time, and is unusable after a timeout, so it is then replaced.
     """
 
+    kind = "gr00t"
+
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        super().__init__(dialect)
-        self.address, self.codec, self._endpoint = endpoint.addresses[0], GR00T, endpoint
+        super().__init__(endpoint, dialect, arguments)
+        self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
         self._bare = False  # whether the server is N1.5's, which takes only the observation
         self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another name
@@ -56,19 +58,19 @@ class Gr00tModel(ChunkModel):
         equal share of the time to connect. Raises the errors of `ChunkModel.begin`.
         """
         self._is_first = True
-        with servers.guard_handshake(self.close):
-            self.close()
-            self.address = servers.find_server(self._endpoint, self._try_ping)
-            reset = self._try_call("reset", {"options": None})
-            if isinstance(reset, PolicyError) and _NO_RESET not in reset.problem:
-                raise reset
-            self._bare = isinstance(reset, PolicyError)
-            config = self._try_call("get_modality_config")
-            described = {} if isinstance(config, PolicyError) else {"modality_config": config}
-            self.codec = choose_codec(config) if described else self.codec
-            form = "the observation alone" if self._bare else "observation and options"
-            self.greeting = servers.sanitize_greeting({"get_action": form, **described}, self._endpoint.key)
-            check_modalities(parse_modalities(config), self.dialect)
+        super().begin(task, seed)
+
+    def _greet(self) -> None:
+        reset = self._try_call("reset", {"options": None})
+        if isinstance(reset, PolicyError) and _NO_RESET not in reset.problem:
+            raise reset
+        self._bare = isinstance(reset, PolicyError)
+        config = self._try_call("get_modality_config")
+        described = {} if isinstance(config, PolicyError) else {"modality_config": config}
+        self.codec = choose_codec(config) if described else self.codec
+        form = "the observation alone" if self._bare else "observation and options"
+        self.greeting = servers.sanitize_greeting({"get_action": form, **described}, self.key)
+        check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
         """Return the server's action, with flat keys; raises the errors of `ChunkModel.query`. If the server rejects
@@ -96,8 +98,7 @@ class Gr00tModel(ChunkModel):
         answer = self.call("get_action", data)
         action = answer if self._bare else answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
-            problem = f"the server {self.address} answered with a {type(answer).__name__}"
-            raise PolicyError(problem, remedy=f"Is it {KINDS['gr00t'].about}?")
+            raise self.kind_error(f"answered with a {type(answer).__name__}")
         self._is_first = False
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
 
@@ -105,13 +106,13 @@ class Gr00tModel(ChunkModel):
         """Call an endpoint, over a new connection if there is none, and return its answer. Raises `ServerLostError` if
         it does not arrive in time, `PolicyError` for an error or unreadable answer.
         """
-        key, seconds = self._endpoint.key, self._endpoint.answer_s if timeout_s is None else timeout_s
+        seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
-        message = self.codec.pack({**request, **({"api_token": key} if key else {})})
+        message = self.codec.pack({**request, **({"api_token": self.key} if self.key else {})})
         answer = self.codec.unpack(self._exchange(message, seconds))
         if isinstance(answer, dict) and "error" in answer:
             self.close()
-            raise servers.server_error(self.address, str(answer["error"]), key)
+            raise self.server_error(str(answer["error"]))
         return answer
 
     def _try_call(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
@@ -122,7 +123,7 @@ class Gr00tModel(ChunkModel):
         except PolicyError as error:
             return error
 
-    def _try_ping(self, address: str, until: float) -> str | None:
+    def _try_connect(self, address: str, until: float) -> str | None:
         self.close()
         self.address, share_s = address, self._endpoint.connect_s / len(self._endpoint.addresses)
         try:
@@ -152,8 +153,7 @@ class Gr00tModel(ChunkModel):
             raise servers.stray_error(self.address, "sent a message that was not requested")
         if len(parts) != 1:
             self.close()
-            problem = f"the policy server {self.address} sent a message of several parts"
-            raise PolicyError(problem, remedy=f"Is it {KINDS['gr00t'].about}?")
+            raise self.kind_error("sent a message of several parts")
         return parts[0]
 
     def _open_socket(self) -> zmq.SyncSocket:

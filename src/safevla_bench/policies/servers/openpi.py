@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ import msgspec
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
+from safevla_bench.policies.servers import RemoteModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T_MAIN, OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
@@ -41,35 +40,16 @@ _LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # websockets logs every header, so the key, at DEBUG; we report its errors
 
 
-class WebsocketModel(ChunkModel):
+class WebsocketModel(RemoteModel):
     """A model behind a websocket: one connection per episode, without compression or proxy; answers are maps."""
 
     kind = "openpi"
     codec = OPENPI
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        super().__init__(dialect)
-        self.address, self.key = endpoint.addresses[0], endpoint.key
-        self._endpoint = endpoint
+        super().__init__(endpoint, dialect, arguments)
         self._connection: ClientConnection | None = None
         self._held = ExitStack()
-
-    def connect(self, task: Task) -> None:
-        self._connect()
-
-    def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on a new connection: a server may have restarted. Raises as `ChunkModel.begin` does."""
-        self._connect()
-
-    def _connect(self) -> None:
-        with servers.guard_handshake(self.close):
-            self.close()
-            self.address = servers.find_server(self._endpoint, self._try_connect)
-            self._greet()
-
-    @abstractmethod
-    def _greet(self) -> None:
-        """Exchange greetings over a new connection; sets `greeting`."""
 
     def send(self, message: object) -> None:
         """Send a message. Raises `ServerLostError` if the server is gone, or has sent an unrequested message, because
@@ -115,13 +95,8 @@ class WebsocketModel(ChunkModel):
             raise self.server_error(frame)
         message = self.codec.unpack(frame)
         if not isinstance(message, dict):
-            problem = f"the server {self.address} sent a {type(message).__name__} where a map belongs"
-            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+            raise self.kind_error(f"sent a {type(message).__name__} where a map belongs")
         return message
-
-    def server_error(self, reason: object) -> PolicyError:
-        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
-        return servers.server_error(self.address, str(text), self.key)
 
     def close(self) -> None:
         self._connection = None
@@ -283,8 +258,7 @@ class XpolicylabModel(WebsocketModel):
             event = f"answered message {str(answer.get('message_id'))[:60]}, not {frame['message_id']}"
             raise servers.stray_error(self.address, event)
         if not isinstance(content, dict) or not is_answer:
-            problem = f"the server {self.address} sent no {ANSWERS[kind]} of XPolicyLab"
-            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+            raise self.kind_error(f"sent no {ANSWERS[kind]} of XPolicyLab")
         return content
 
 

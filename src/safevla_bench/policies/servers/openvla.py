@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
+from safevla_bench.policies.servers import KINDS, RemoteModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
@@ -35,41 +35,34 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply
 NO_STATISTICS = "none"  # as `unnorm_key`: send none
 
 
-class HttpModel(ChunkModel):
+class HttpModel(RemoteModel):
     """A model behind HTTP servers that answer POSTs to `/act` in JSON and do not describe themselves."""
 
     kind, codec = "openvla", OPENVLA
 
-    def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        super().__init__(dialect)
-        self.address, self._endpoint = endpoint.addresses[0], endpoint
-
-    def begin(self, task: Task, seed: int) -> None:
-        with servers.guard_handshake(lambda: None):
-            self.address = servers.find_server(self._endpoint, self._try_connect)
+    def _greet(self) -> None: ...
 
     def ask(self, request: Mapping[str, object]) -> object:
         """Return the answer to a request; raise `ReplyError` for an unusable one, and as `ChunkModel.query` does."""
         body = self.codec.pack(request)
-        status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self._endpoint.key)
+        status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise servers.size_error(self.address)
         if status >= 500:
-            raise servers.server_error(self.address, text or f"HTTP {status}", self._endpoint.key)
+            raise self.server_error(text or f"HTTP {status}")
         if status != HTTPStatus.OK:
-            error = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self._endpoint.key)
+            error = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key)
             raise ReplyError(error.problem, remedy=f"Is it {KINDS[self.kind].about}? Its own log says more.")
         return self.codec.unpack(content)
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        key = self._endpoint.key
         try:
-            status, _ = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=key)
+            status, _ = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
         except ServerLostError as error:
             return error.problem
         if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:
-            raise servers.status_error(address, status, key)
+            raise servers.status_error(address, status, self.key)
         return f"HTTP {status}" if status >= 500 else None  # a proxy in front of a server that is not running
 
 
@@ -139,8 +132,7 @@ class OpenvlaModel(HttpModel):
         """Return the server's reply, an action or a list of them under `actions`; raises as `ChunkModel.query`."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
-            text = f"answers {reply[:200]!r}: its model raised"
-            problem = servers.server_error(self.address, text, self._endpoint.key).problem
+            problem = self.server_error(f"answers {reply[:200]!r}: its model raised").problem
             remedy = (
                 "Its own log has the traceback. If its model has no such statistics, pass --policy-arg unnorm_key="
                 f"NAME of its dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."

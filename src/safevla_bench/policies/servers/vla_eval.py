@@ -20,7 +20,7 @@ from msgspec import structs
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import KINDS, client_factory, codecs, openpi
+from safevla_bench.policies.servers import client_factory, codecs, openpi
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting, stray_error
 from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
@@ -100,8 +100,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
-            problem = f"the server {self.address} sent no message of vla-evaluation-harness"
-            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+            raise self.kind_error("sent no message of vla-evaluation-harness")
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
