@@ -23,7 +23,7 @@ from safevla_recorder import episode
 from safevla_recorder.episode import Action, EpisodeArrays, EpisodeRow
 from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_logger, is_from_signal
 from safevla_recorder.identity import TaskIdentity
-from safevla_recorder.mujoco.hook import Undo, hook_call, wrap_method
+from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
 from safevla_recorder.version import __version__
 
@@ -243,23 +243,11 @@ def is_unmade(env: object) -> bool:
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each instance of these classes and their subclasses that is made in the block."""
-    originals = [kind.__init__ for kind in kinds]  # type: ignore[misc]
-
-    def watched(original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def init(self: object, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            on_made(self)
-
-        return init
-
-    for kind, original in zip(kinds, originals):
-        kind.__init__ = watched(original)  # type: ignore[misc]
+    hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
     try:
         yield
     finally:
-        for kind, original in zip(kinds, originals):
-            kind.__init__ = original  # type: ignore[misc]
+        undo_all(hooks)
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:

@@ -298,7 +298,6 @@ class ContactFilter:
 
 
 def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
-    """Return the dropped body pairs: those `listed` of record 0, and all of fingers and within a fixture."""
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     for side in range(1, int(fingers.max(initial=0)), 2):

@@ -340,7 +340,6 @@ def _make_folder(path: Path, part: str = "") -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a file under a hidden name, flush it to disk and rename it. Raises `FileError`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):

@@ -80,7 +80,6 @@ class RecordingSession:
         return result
 
     def _begin_late(self, made: object) -> None:
-        """Record a simulator that a reset has just made, if it is the first or the previous one was closed."""
         if self._begun is not None and not self._begun[0].is_closed:
             return
         self._simulator = made

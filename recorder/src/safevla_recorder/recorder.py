@@ -446,7 +446,7 @@ class EpisodeRecorder(EpisodeLog):
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
         if not self._arms or torques_nm is None:
-            return _floats(torques_nm)  # type: ignore[arg-type]  # not a mapping
+            return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
         by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
         if any(own.ndim != 1 for own in by_arm):
             raise HostError("the torques of an arm are not a list", remedy="Pass a number for each joint of each arm.")
@@ -457,9 +457,7 @@ class EpisodeRecorder(EpisodeLog):
         return np.concatenate(by_arm)
 
     def substep(
-        self,
-        contacts: Iterable[Contact] | None = None,
-        torques_nm: ArrayLike | Mapping[str, ArrayLike] | None = None,
+        self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None = None
     ) -> None:
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
         torques of each by name.
@@ -576,10 +574,6 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
         problem = f"{differing[0]}: differs from record 0"
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
-
-
-def _floats(values: ArrayLike | None) -> Floats | None:
-    return None if values is None else np.array(values, dtype=np.float64)
 
 
 def _list_families(reading: Reading, torques: Floats | None) -> dict[str, object]:

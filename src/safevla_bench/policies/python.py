@@ -316,7 +316,6 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _require_dialect(config: Any, dialect: Dialect) -> None:
-    """Raise `PolicyError` unless the dialect is X-VLA's for a policy of X-VLA, and another one for any other policy."""
     mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
     if mode not in (None, _EE6D):
         problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"

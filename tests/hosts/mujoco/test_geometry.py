@@ -50,7 +50,7 @@ def forward(model):
 
 
 def test_only_visible_shapes_are_extracted_in_their_colors(model):
-    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {})
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance())
     assert [(shape.kind, geometry.parts[shape.part]) for shape in geometry.shapes] == [
         ("plane", "table"),
         ("box", "cube"),
@@ -65,13 +65,13 @@ def test_only_visible_shapes_are_extracted_in_their_colors(model):
 
 
 def test_marks_are_extracted_if_the_host_shows_them(model):
-    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(sites=True), {})
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(sites=True))
     assert [(shape.kind, shape.size_m[0]) for shape in geometry.shapes][-1] == ("sphere", 0.02)
 
 
 def test_a_mesh_has_the_texture_s_colors_and_stands_where_its_corners_were_given(model):
     data = forward(model)
-    geometry = extract_geometry(model, data, NAMES, "above", Appearance(), {})
+    geometry = extract_geometry(model, data, NAMES, "above", Appearance())
     piece, (mesh,) = geometry.shapes[-1], geometry.meshes
     assert {tuple(color) for color in mesh.colors.tolist()} == {(255, 0, 0), (0, 0, 255)}
     turn = np.empty(9)
@@ -82,7 +82,7 @@ def test_a_mesh_has_the_texture_s_colors_and_stands_where_its_corners_were_given
 
 
 def test_the_camera_is_the_host_s(model):
-    view = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {}).view
+    view = extract_geometry(model, forward(model), NAMES, "above", Appearance()).view
     assert view.pos_m == (0, 0, 2)
     assert view.quat_wxyz == pytest.approx((1, 0, 0, 0))
     assert view.fovy_deg == 45

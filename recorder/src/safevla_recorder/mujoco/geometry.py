@@ -20,7 +20,8 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
     A part is a body with a collision geom, one that moves, or the first one with its recorded name.
     """
-    roots, places, hand = set(scene.objects.values()), {}, _hand_bodies(model, scene)
+    roots, places = set(scene.objects.values()), {}
+    hand = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
     parts: list[Part] = []
     bodies: list[int] = []
     named: set[str] = set()
@@ -41,14 +42,8 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
     return parts, bodies, [places[body] for body in hand if body in places]
 
 
-def _hand_bodies(model: mujoco.MjModel, scene: Scene) -> list[int]:
-    """Return, for each arm, the bodies at and below the lowest one that carries both finger groups and the end
-    effector's site.
-    """
-    return [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
-
-
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
+    """Return the bodies at and below the lowest one that carries both finger groups and the end effector's site."""
     tips = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         tips.append(int(model.site_bodyid[arm.eef_site]))
@@ -79,7 +74,6 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
-    """Return a box around each collision geom of a body in its frame, [K, 10], and its planes, [L, 7]."""
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     collide = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
     geoms = geoms[collide & hasattr(model, "geom_aabb")]  # available since MuJoCo 2.3

@@ -41,8 +41,8 @@ def _do_nothing(*_: object, **__: object) -> None: ...
 def hook_call(
     owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
 ) -> Undo:
-    """Call `before()` before each `owner.method(...)`, on this one instance, and `after(result, ...)` after it, with
-    the call's arguments, unless it raises; return a function that removes both.
+    """Call `before()` before each `owner.method(...)`, on this one instance or class, and `after(result, ...)` after
+    it, with the call's arguments, unless it raises; return a function that removes both.
     """
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:

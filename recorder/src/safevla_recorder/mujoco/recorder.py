@@ -402,12 +402,7 @@ class Recorder(EpisodeLog):
 
 
 def attach_recorder(
-    simulation: Any,
-    method: str,
-    scene: Scene,
-    task_id: str,
-    unstable: int = 0,
-    read_subgoals: ReadSubgoals = dict,
+    simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0, read_subgoals: ReadSubgoals = dict
 ) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and a function that removes the hook. Takes
     record 0, and warns if an object still moves. Raises as `Recorder` does; errors of a later substep are raised by

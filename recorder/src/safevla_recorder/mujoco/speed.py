@@ -54,8 +54,6 @@ def speed_up(env: object) -> Undo:
 
 
 class _SpeedUp:
-    """Hooks on one environment, and on the simulation that its last reset has made."""
-
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
@@ -251,8 +249,6 @@ def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Controller]) -> _
 
 
 class _Robot14:
-    """robosuite 1.4: an arm under one controller, and its gripper, in the substeps after the first."""
-
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
         self._run_arm = _find_law(robot.controller, _Part14, parts)
@@ -274,8 +270,6 @@ class _Robot14:
 
 
 class _Robot15:
-    """robosuite 1.5: parts under a composite controller, in the substeps after the first."""
-
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
@@ -411,8 +405,6 @@ class _Controller:
 
 
 class _Part14(_Controller):
-    """A controller of robosuite 1.4."""
-
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.eef_name)
 
@@ -434,8 +426,6 @@ class _Part14(_Controller):
 
 
 class _Part15(_Controller):
-    """A controller of a part in robosuite 1.5."""
-
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational

@@ -136,8 +136,6 @@ class _Record:
 
 
 class _FakeLog:
-    """The records of one episode, and its actions."""
-
     def __init__(self, first: _Record) -> None:
         self.records, self.actions = [first], list[policy.Action]()
 

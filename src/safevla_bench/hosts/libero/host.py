@@ -24,6 +24,7 @@ from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, SearchSpace, Task
+from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.attachment import read_poses
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
@@ -65,7 +66,7 @@ class LiberoHost(MujocoHost):
         name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed or
         cannot be imported.
         """
-        if libero_plus.is_plus(suite):
+        if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
             self._sample = libero_plus.describe_sample(self._plus)
             return libero_plus.list_tasks(suite, self._plus)
@@ -124,7 +125,8 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._control_steps = 0
-        self._variant = variant = libero_plus.find_variant(task)
+        suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))
+        self._variant = variant = libero_plus.Variant.parse(suite, task.name) if suite else None
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
             height, width = noise.SIZE
             problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"

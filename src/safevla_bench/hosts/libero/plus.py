@@ -155,11 +155,6 @@ class Variant:
         return {"_setup_camera": set_camera, "_load_robots": load_robots}
 
 
-def find_variant(task: Task) -> Variant | None:
-    """Return the variant that a task is, None for LIBERO's own tasks."""
-    return Variant.parse(BENCHMARKS[task.benchmark][0], task.name) if task.benchmark in BENCHMARKS else None
-
-
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five parts of a view. Each turn rounds to
     four digits, so that the plain view differs from LIBERO's, too.
@@ -216,11 +211,6 @@ def describe_sample(count: int | None) -> dict[str, str]:
     names = [variant.name for variant in select_variants(count)]
     size = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
-
-
-def is_plus(suite: str) -> bool:
-    """Return whether a suite is LIBERO-plus's sample, or one of its suites and categories."""
-    return spell_suite(suite) in (SUITE, *BENCHMARKS)
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
@@ -339,7 +329,6 @@ def _read_domains() -> Mapping[str, str]:
 
 
 def _scene_files(problem: str) -> list[str]:
-    """Return the scene of a problem, or the textures of its floor and wall in LIBERO's scene."""
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]

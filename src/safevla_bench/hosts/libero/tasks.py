@@ -43,7 +43,7 @@ from safevla_recorder.libero import (
     name_own_task,
     read_own_states,
 )
-from safevla_recorder.mujoco.hook import wrap_method
+from safevla_recorder.mujoco.hook import hook_call
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
@@ -360,11 +360,10 @@ def make_control_env(
 
     kinds = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
-    def compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
-        compile_model(domain, *xml)
+    def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # before the domain writes to them
 
-    undo = wrap_method(MujocoEnv, "_initialize_sim", compile_and_copy)
+    undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
         with TemporaryDirectory() as folder:
             checked = Path(folder, "task.bddl")
@@ -396,13 +395,7 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
     MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies use images, and so do all published
     results, so an episode without images must equal one with them, bit for bit.
     """
-    reset_internal = domain._reset_internal
-
-    def reset_with_forward() -> None:
-        domain.sim.forward()
-        reset_internal()
-
-    domain._reset_internal = reset_with_forward
+    hook_call(domain, "_reset_internal", lambda: domain.sim.forward())
 
 
 class KeptScene:

@@ -276,7 +276,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**read, "subgoals": holds or None}
 
     def _by_arm(self, values: Sequence[Any]) -> Any:
-        """Return the values of several arms by name, or the only one."""
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:

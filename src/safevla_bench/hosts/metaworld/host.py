@@ -284,6 +284,9 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
     roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
+    roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
+    parts = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
+    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
     return mujoco_recorder.Scene(
         body_name=names,
         roles=roles,
@@ -292,7 +295,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
         eef_site=int(model.site("endEffector").id),
         arm_dofs=(),
-        fixtures=tuple(_fixtures(model, names, roles)),
+        fixtures=tuple(group for group in fixed if len(group) > 1),
     )
 
 
@@ -313,10 +316,3 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
     inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
-
-
-def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
-    roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
-    parts = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
-    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
-    return [group for group in fixed if len(group) > 1]

@@ -289,7 +289,6 @@ class RobosuiteEnv(MujocoEnv):
         )
 
     def _read_joints(self, raw: RawObservation, name: str) -> Floats:
-        """Return a reading of all robots, one after the other."""
         prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in self._arm_prefixes().values()) or ["robot0_"]
         names = [name.replace("robot0_", prefix) for prefix in prefixes]
         return np.concatenate([np.array(raw[each], dtype=np.float64) for each in names])

@@ -15,16 +15,17 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface.environment import WORKER
 from safevla_bench.text import warn_once
+from safevla_recorder.mujoco.hook import wrap_method
 
 DEVICE, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 _CACHES = {"NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "matplotlib"}
@@ -84,18 +85,16 @@ def _list_modules(error: BaseException) -> list[str]:
 
 
 def _choose_for_robosuite() -> None:
-    """Make robosuite choose the EGL device in `egl_device`; it does so once per process, at the first picture."""
     module = sys.modules.get(_ROBOSUITE)
     make = getattr(module, _MAKE_DISPLAY, None)
     if make is None or hasattr(make, "__wrapped__"):
         return
 
-    @wraps(make)
-    def make_display(device_id: int = 0) -> object:
+    def make_display(original: Callable[..., object], device_id: int = 0) -> object:
         with egl_device():
-            return make(device_id=device_id)
+            return original(device_id=device_id)
 
-    setattr(module, _MAKE_DISPLAY, make_display)
+    wrap_method(module, _MAKE_DISPLAY, make_display)
 
 
 # The EGL device

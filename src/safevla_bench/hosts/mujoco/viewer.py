@@ -6,6 +6,7 @@ Textures become vertex colors (for a mesh with texture coordinates) or one mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
@@ -85,7 +86,8 @@ class MujocoStage(stage.Stage):
         groups = [geoms for geoms in found if len(geoms)]
         if not groups:
             return usual
-        where, radius = focus(self._model, self._data, groups)
+        balls = (_bounding_ball(self._model, self._data, geoms) for geoms in groups)
+        where, radius = min(balls, key=lambda ball: ball[1])
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
@@ -113,9 +115,8 @@ class MujocoStage(stage.Stage):
         self._set(0)
         shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: parts for name, parts in shown.items() if self._scene.body_name[parts[0]] != name}
-        return extract_geometry(
-            self._model, self._data, self._scene, self._camera, self._appearance, stand_ins=stand_ins
-        )
+        shapes = extract_geometry(self._model, self._data, self._scene, self._camera, self._appearance)
+        return replace(shapes, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies in a record, and which bodies are in contact there."""
@@ -266,16 +267,9 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 
 
 def extract_geometry(
-    model: mujoco.MjModel,
-    data: mujoco.MjData,
-    scene: Scene,
-    camera: str,
-    appearance: Appearance,
-    stand_ins: Mapping[str, tuple[int, ...]],
+    model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, camera: str, appearance: Appearance
 ) -> stage.SceneGeometry:
-    """Return the visible shapes of a model. The parts are its bodies; the camera is at its pose in `data`. `stand_ins`
-    are the parts shown for a body without a shape.
-    """
+    """Return the visible shapes of a model. The parts are its bodies; the camera is at its pose in `data`."""
     import mujoco
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
@@ -283,7 +277,7 @@ def extract_geometry(
     number, quat = model.camera(camera).id, np.empty(4)
     mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
     view = stage.Viewpoint(camera, _plain(data.cam_xpos[number]), _plain(quat), float(model.cam_fovy[number]))
-    return stage.SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), view)
+    return stage.SceneGeometry(scene.body_name, {}, shapes, tuple(meshes.values()), view)
 
 
 def _visible_shapes(
@@ -388,11 +382,6 @@ def _plain(values: NDArray[np.floating]) -> Any:
 
 
 # The choice of a camera
-
-
-def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return center [3] and radius [m] of the smallest body; `groups` holds the geoms of each body."""
-    return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:

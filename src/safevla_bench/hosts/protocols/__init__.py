@@ -193,7 +193,6 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:
-    """Return the key of a field: its own, or its family's, such as `horizons` for `horizons.libero-goal`."""
     while field not in keys and "." in field:
         field = field.rpartition(".")[0]
     return field

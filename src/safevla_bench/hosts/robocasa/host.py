@@ -19,7 +19,7 @@ import io
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +39,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import host_header
+from safevla_bench.trajectory.marks import Kitchen, host_header
 from safevla_recorder import robocasa
 from safevla_recorder.episode import Floats, add_header_mark
 from safevla_recorder.identity import read_identity
@@ -47,7 +47,7 @@ from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import ASSETS_ENTRY, OFFICIAL, Goal, goal_target, moved_fixture
 
 if TYPE_CHECKING:
-    from robocasa.environments.kitchen.kitchen import Kitchen
+    from robocasa.environments.kitchen.kitchen import Kitchen as KitchenEnv
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
@@ -142,7 +142,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         self._goal = task_goal(task)
         self._class = task_class(task)
         self._identity = read_identity(self._class, None, "robocasa", "environments")
-        self._start: KitchenStart | None = None
+        self._start: Kitchen | None = None
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -185,7 +185,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._start is not None
-        fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
+        fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
@@ -207,16 +207,6 @@ class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class KitchenStart:
-    """The kitchen of one episode: RoboCasa's split, layout, style and the seed of its generator."""
-
-    split: str
-    layout: int
-    style: int
-    seed: int
-
-
 @cache
 def read_table() -> TaskTable:
     """Return the table in `robocasa.toml`."""
@@ -229,14 +219,14 @@ def task_goal(task: Task) -> Goal:
     return robocasa.known_goals()[task.task_id]
 
 
-def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
+def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Kitchen:
     """Return the start of the episode with this index >= 0, skipping layouts and styles that the task excludes. After
     the last allowed scene of the split, the first follows again.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
     layout, style = allowed[index % len(allowed)]
-    return KitchenStart(split, layout, style, _SEEDS * seed.env_seed + index)
+    return Kitchen(split, layout, style, _SEEDS * seed.env_seed + index)
 
 
 @cache
@@ -252,24 +242,19 @@ def _scenes(split: str) -> tuple[tuple[int, int], ...]:
 _BUTTONS = ("_start_button", "_stop_button")
 
 
-def read_goal(kitchen: Kitchen, goal: Goal) -> tuple[str, ...]:
+def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`; the
     verb `slide` becomes `slide_out` or `slide_in`.
     """
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
-    return (verb, *(_resolve_name(kitchen, name) for name in names))
+    objects = {robocasa.LID, *kitchen.objects}
+    things = [name if name in objects else getattr(kitchen, name) for name in names]
+    return (verb, *(thing if isinstance(thing, str) else str(thing.name) for thing in things))
 
 
-def _resolve_name(kitchen: Kitchen, name: str) -> str:
-    if name == robocasa.LID or name in kitchen.objects:
-        return name
-    thing = getattr(kitchen, name)
-    return thing if isinstance(thing, str) else str(thing.name)
-
-
-def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
+def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
     """Return a reader of the kitchen's ground truth. `sites_m` has the centers of the buttons that RoboCasa names. For
     a navigation task it has `goal`, where the base should stand, and `goal_ahead`, 1 m in front of that.
     """
@@ -323,7 +308,7 @@ def assets() -> Path:
     return root
 
 
-def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
+def make_kitchen(task: Task, start: Kitchen, wants: Wants) -> KitchenEnv:
     """Return RoboCasa's environment for one episode, before its reset; with a renderer only if cameras are wanted."""
     return task_class(task)(
         **environment.env_options("PandaOmron", wants),
@@ -333,7 +318,7 @@ def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
     )
 
 
-def task_class(task: Task) -> type[Kitchen]:
+def task_class(task: Task) -> type[KitchenEnv]:
     """Return RoboCasa's class of a task; raise `HostError` if RoboCasa or its assets are not available."""
     require_robocasa()
     _import_robocasa(assets())

@@ -49,12 +49,8 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
-def _read_kinds() -> dict[str, ClientKind]:
-    (kinds,) = read_shipped(__package__, "kinds.toml", dict[str, list[ClientKind]]).values()
-    return {kind.name: kind for kind in kinds}
-
-
-KINDS: Mapping[str, ClientKind] = _read_kinds()
+_FILE = read_shipped(__package__, "kinds.toml", dict[str, list[ClientKind]])
+KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _FILE.values() for kind in kinds}
 
 
 class ChunkModel(ABC):

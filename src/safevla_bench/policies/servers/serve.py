@@ -196,7 +196,6 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with a chunk [H, A], or one action if the policy uses every observation."""
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
