@@ -20,38 +20,16 @@ Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
 """Version of a record with one arm, and of one with several, which older versions of safevla-bench refuse."""
-HEADER_FIELDS = (
-    "schema_version",
-    "episode_id",
-    "benchmark",
-    "task_id",
-    "success",
-    "dt",
-    "target_object",
-    "joint_torque_limit_nm",
-    "policy",
-    "instruction",
-    "seed",
-    "env_seed",
-    "init_state_index",
-    "horizon",
-    "outcome",
-    "embodiment",
-    "versions",
-    "dropped_pairs",
-    "forces",
-    "torque_source",
-    "task_sha256",
-    "init_states_sha256",
-    "task_source",
-    "geometry",
-    "arms",
-    "arm_joints",
-    "arm_bodies",
-)
+_REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
+_ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
+_SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")
+_IDENTITY = ("task_sha256", "init_states_sha256", "task_source")
+_SCENE = ("geometry", "arms", "arm_joints", "arm_bodies")
+_LEADING = ("schema_version", *_REQUIRED, "joint_torque_limit_nm")
+HEADER_FIELDS = (*_LEADING, *_ROLLOUT, *_SIMULATOR, *_IDENTITY, *_SCENE)
 """Fields of a header, in the order of the file; `safevla_bench.trajectory.Header` describes them.
 
-episode_id, benchmark, task_id, success, dt [s] and target_object (None = no target) are required.
+Those in `_REQUIRED` are required: dt in s; target_object, None = no target.
 """
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")  # header fields with integer values
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")

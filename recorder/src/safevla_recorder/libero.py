@@ -32,17 +32,12 @@ if TYPE_CHECKING:
     from libero.libero.envs.env_wrapper import ControlEnv
 
 
-SUITES: Mapping[str, str] = {
-    "libero-spatial": "libero_spatial",
-    "libero-object": "libero_object",
-    "libero-goal": "libero_goal",
-    "libero-10": "libero_10",
-    "libero-90": "libero_90",
-}
+_NAMES = ("libero-spatial", "libero-object", "libero-goal", "libero-10", "libero-90")
+SUITES: Mapping[str, str] = {name: name.replace("-", "_") for name in _NAMES}
 """Benchmark -> LIBERO's own name of the suite, and of the folder with its files."""
 PERTURBED_SUITES: Mapping[str, str] = {
     f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
-    for benchmark in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+    for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
 """LIBERO-PRO's suites, if it is installed: four suites with changed positions, appearance, wording or goals."""
@@ -231,17 +226,12 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
         if fixture not in _goal_moved_fixtures(domain)
         for body in recorder.moving_links(model, int(domain.obj_body_id[fixture]))
     }
-    robot = domain.robots[0]
+    robot, targets = domain.robots[0], goal_targets(domain)
     geoms = robot.gripper.important_geoms
-    robot_bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
-    targets = goal_targets(domain)
+    bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
+    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=bodies)
     return recorder.Scene(
-        body_name=body_name,
-        roles=recorder.assign_roles(
-            model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies
-        ),
-        objects=objects,
-        links=links,
+        *(body_name, roles, objects, links),
         fingers=(recorder.geom_ids(model, geoms["left_finger"]), recorder.geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),

@@ -279,12 +279,10 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     fixed = {*objects, *(body_name[body] for body in _moved_bodies(kitchen, moved_fixture, model))}
     links = {body_name[body]: body for body in sorted(moving) if body_name[body] not in fixed}
     targets = [target] if target else []
+    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot)
     fingers = kitchen.robots[0].gripper["right"].important_geoms
     return recorder.Scene(
-        body_name=body_name,
-        roles=recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
-        objects=objects,
-        links=links,
+        *(body_name, roles, objects, links),
         fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),

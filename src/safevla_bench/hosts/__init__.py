@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from safevla_bench.interface.environment import Host, HostEnv, HostSupport
 from safevla_bench.interface.policy import Action, Wants, check_action, check_extra
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION, PluginGroup, format_call, require_trust
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN
@@ -277,6 +278,12 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
     if name not in known:
         remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
         raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)
+
+
+def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
+    """Return a host's task with the registry's instruction, else its name; `further` are other fields of `Task`."""
+    instruction = load_registry().tasks[suite, name].instruction or name
+    return Task(suite, name, index, name, instruction, still, **further)
 
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
-from safevla_recorder.episode import Floats
+from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 
 TOLERANCE = 1e-3  # differences above this count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
@@ -120,11 +120,10 @@ class Replay:
             **_describe_start(self._start, take),
             **measure_divergence(take, played, coordinates, observed),
         }
-        mark = {DIVERGED: True} if has_diverged(comparison, succeeded=played.headers[0].success) else {}
         (extra,) = played.extra
-        header = extra.get("header", {})
-        assert isinstance(header, Mapping)
-        return replace(played, extra=({**extra, "header": {**header, **mark, "replay": comparison}},))
+        if has_diverged(comparison, succeeded=played.headers[0].success):
+            extra = add_header_mark(extra, DIVERGED)
+        return replace(played, extra=(add_header_field(extra, "replay", comparison),))
 
     def close(self) -> None:
         """Do nothing: no resources to free."""

@@ -124,16 +124,8 @@ class Variant:
         if self.category == "language":
             instruction = bddl.read_bddl(self.task_file()).language
         task_id = f"{base.task_id}/{self.name.removeprefix(self.base)[1:]}"
-        return Task(
-            f"{self.suite}-{self.category}",
-            task_id,
-            index,
-            self.name,
-            instruction,
-            base.still,
-            init_states=1,
-            episodes=1,
-        )
+        benchmark = f"{self.suite}-{self.category}"
+        return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
         """Return the methods of LIBERO's domain that the variant replaces, as the package's own domains have them."""

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import hosts
 from safevla_bench.errors import HostError
 from safevla_bench.files import read_shipped
 from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
@@ -30,7 +31,6 @@ from safevla_bench.interface import policy
 from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Action, ArmObservation, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
-from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, rotate
 from safevla_recorder.identity import read_identity
@@ -123,15 +123,14 @@ class ManiskillHost(Host):
             problem = f"the suite {suite!r} is not of the robot {self._robots[0]}"
             raise HostError(problem, remedy=f"Choose its robot: --host-arg robot={others[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
-        told, still = load_registry().tasks, still_action(self._control)
-        chosen = [(name, facts) for name, facts in self._facts().items() if facts.suite == suite]
+        still = still_action(self._control)
+        own = ((name, facts) for name, facts in self._facts().items() if facts.suite == suite)
+        chosen = [(name, facts, still * len(facts.prefixes)) for name, facts in own]
         return tuple(
-            Task(
-                *(suite, name, index, name, told[suite, name].instruction or name, still * len(facts.prefixes)),
-                *(facts.layouts, facts.horizon),
-                arms=facts.arms,
+            hosts.registered_task(
+                suite, name, index, action, init_states=facts.layouts, horizon=facts.horizon, arms=facts.arms
             )
-            for index, (name, facts) in enumerate(chosen)
+            for index, (name, facts, action) in enumerate(chosen)
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:

@@ -79,7 +79,7 @@ class MujocoStage(stage.Stage):
             return usual
         self._set(record)
         self._open_renderer(size)  # the picture's full size from the start
-        if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
+        if (self._sketch_shares(usual, bodies) >= WELL_SHOWN).all():
             return usual
         owners = self._model.geom_bodyid
         found = (np.flatnonzero(np.isin(owners, self._shown_ids(name, owners >= 0))) for name in bodies)
@@ -89,7 +89,7 @@ class MujocoStage(stage.Stage):
         balls = (_bounding_ball(self._model, self._data, geoms) for geoms in groups)
         where, radius = min(balls, key=lambda ball: ball[1])
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
-        return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
+        return choose_camera(cameras, [self._sketch_shares(camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
@@ -168,10 +168,10 @@ class MujocoStage(stage.Stage):
             self._eye = Renderer(self._model, largest, self._appearance)
         return self._eye
 
-    def _render_sketch(self, camera: stage.Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
+    def _sketch_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
         eye = self._open_renderer(_SKETCH)
         eye.look(self._data, camera)
-        return self._locate_bodies(eye, bodies, _SKETCH)
+        return shares(self._locate_bodies(eye, bodies, _SKETCH), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
         numbers = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry is for -1, no body

@@ -30,14 +30,13 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.files import read_shipped
-from safevla_bench.hosts import check_start, check_wants, read_versions, require_known
+from safevla_bench.hosts import check_start, check_wants, read_versions, registered_task, require_known
 from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
-from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import Kitchen, host_header
 from safevla_recorder import robocasa
@@ -80,19 +79,11 @@ class RobocasaHost(environment.MujocoHost):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in alphabetical order, with the horizons of the chosen release."""
-        table, entries = read_table(), load_registry().tasks
+        table = read_table()
         require_known("RoboCasa", "suite", suite, table.suites)
+        horizons = {name: task["horizon"][self._horizons] for name, task in table.tasks.items()}
         return tuple(
-            Task(
-                benchmark=suite,
-                task_id=name,
-                index=index,
-                name=name,
-                instruction=entries[suite, name].instruction or name,
-                horizon=table.tasks[name]["horizon"][self._horizons],
-                episodes=table.episodes,
-                still=STILL,
-            )
+            registered_task(suite, name, index, STILL, horizon=horizons[name], episodes=table.episodes)
             for index, name in enumerate(table.suites[suite])
         )
 

@@ -18,13 +18,12 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.files import read_shipped
-from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, require_known
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, registered_task, require_known
 from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, SearchSpace, Task
-from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco import recorder
@@ -54,20 +53,11 @@ class RobosuiteHost(environment.MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
         require_known("robosuite", "suite", suite, self.suites())
-        file, entries = _read_tasks(), load_registry().tasks
-        names = [name for name in file.goals if find_team(name).suite == suite]
+        file = _read_tasks()
+        teams = [(name, team) for name in file.goals if (team := find_team(name)).suite == suite]
         return tuple(
-            Task(
-                suite,
-                name,
-                index,
-                name,
-                entries[suite, name].instruction or name,
-                find_team(name).still,
-                horizon=file.horizon,
-                arms=find_team(name).arms,
-            )
-            for index, name in enumerate(names)
+            registered_task(suite, name, index, team.still, horizon=file.horizon, arms=team.arms)
+            for index, (name, team) in enumerate(teams)
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
@@ -317,15 +307,11 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
     robot_bodies = [body for root in roots for body in subtree_bodies(model, root) if names[body] not in free]
     arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
-    only_arm = None if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
+    only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
+    roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
     return Scene(
-        body_name=names,
-        roles=recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
-        objects=objects,
-        links={},
-        fingers=only_arm.fingers if only_arm else None,
-        eef_site=only_arm.eef_site if only_arm else None,
-        arm_dofs=only_arm.arm_dofs if only_arm else (),
+        *(names, roles, objects, {}),
+        *(only_arm.fingers, only_arm.eef_site, only_arm.arm_dofs),
         arms=arms,
         fixtures=(
             frozenset({names[0], *free} - set(objects)),

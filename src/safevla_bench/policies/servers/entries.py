@@ -110,14 +110,16 @@ class EntryPolicy(ChunkedPolicy):
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
 
     def connect(self, task: Task) -> None:
-        self.require_task(task)
-        self.model = self._models[task.benchmark]
+        self._choose_model(task)
         super().connect(task)
 
     def reset(self, task: Task, seed: int) -> None:
+        self._choose_model(task)
+        super().reset(task, seed)
+
+    def _choose_model(self, task: Task) -> None:
         self.require_task(task)
         self.model = self._models[task.benchmark]
-        super().reset(task, seed)
 
     def close(self) -> None:
         for model in self._models.values():
