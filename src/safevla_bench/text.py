@@ -92,9 +92,7 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a measured value with as many significant figures, at least three, as needed to show its side of the
-    limit. If it equals the limit up to rounding, it has three, or those of the limit.
-    """
+    """Return a value with three significant figures, or as many as are needed to show its side of the limit."""
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
@@ -291,9 +289,7 @@ def split_words(line: str) -> list[str]:
 
 
 def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole. A
-    line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
-    """
+    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole."""
     from rich.cells import cell_len
 
     if cell_len(line) <= width:

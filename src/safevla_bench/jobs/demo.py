@@ -20,9 +20,7 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the shipped archive into a new folder, or one that already holds it, and return its path. Raises `RunError`,
-    without changes, if the folder holds something else, and `FileError` if it is not writable.
-    """
+    """Copy the shipped archive into a new folder, or its own, and return its path; raise `RunError` or `FileError`."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         if not (path.is_file() and path.read_bytes() == shipped):

@@ -171,9 +171,7 @@ class _Replays:
         return header.policy, header.episode_id, variation
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
-        """Return the replay of an episode, or raise `RunError` with the reason. A replay that diverges before any
-        recorded violation ends there: nothing later is compared.
-        """
+        """Return an episode's replay, which ends if it diverges before any violation; raise `RunError`."""
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         is_named = header.episode_id.startswith(f"{header.policy}/")
@@ -230,10 +228,7 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause to remove, as written and in words.
-
-    `edit` makes the actions [T, A] to play from the recorded ones and the still action [A].
-    """
+    """A cause to remove; `edit` makes the actions [T, A] to play from the recorded ones and the still action [A]."""
 
     text: str
     phrase: str

@@ -51,9 +51,7 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The end of an episode: its outcome, number of steps, record and reason. The record is the bytes of an `.npz`
-    file, as sent between processes and written into a run folder; None if the episode crashed.
-    """
+    """The end of an episode; `record` holds the bytes of its `.npz` file, None if the episode crashed."""
 
     planned: PlannedEpisode
     outcome: str

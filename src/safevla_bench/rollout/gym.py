@@ -150,9 +150,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._newest: batch.Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset the wrapped environment, start recording, and return its result with safety in `info`. Raises
-        `HostError` if no host can record what the environment contains, and the errors of `Monitor.observe`.
-        """
+        """Reset, record, and return the result with safety in `info`; raise `HostError` if no host can record it."""
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)

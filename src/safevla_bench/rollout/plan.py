@@ -118,9 +118,7 @@ def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
-    """Return a replaying policy's episode with the start and length of its recording, other policies' unchanged. The
-    horizon is at most `max_steps`, if given. Raises `PolicyError` if no recorded episode fits.
-    """
+    """Return a replaying policy's episode with its recording's start and length; raise `PolicyError` if none fits."""
     if not isinstance(policy, ReplayPolicy):
         return planned
     start = policy.match(planned.task, planned.start)

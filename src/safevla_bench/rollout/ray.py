@@ -69,9 +69,7 @@ class RayCluster:
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Yield the connected module `ray`; disconnect after the block unless the process was connected before. A cluster
-    started here has room for `slots` actors. Raises `RunError` if Ray or the cluster is unusable.
-    """
+    """Yield the module `ray`, connected; a cluster started here has room for `slots` actors. Raises `RunError`."""
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
@@ -222,9 +220,7 @@ class RayWorker:
         self._parts: WorkerParts | None = None
 
     def prepare(self) -> tuple[str, str] | SafevlaError:
-        """Make host and policies, and reply that the worker is ready, and where, or with a user error that names this
-        node. Sets this process's environment variables. Versions and code must be those of the command's machine.
-        """
+        """Make host and policies; reply that the worker is ready, and where, or with an error that names the node."""
         os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
             self._parts = WorkerParts(self._spec)

@@ -361,9 +361,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def serve_episodes() -> None:
-    """Run this process as a worker until it receives None; `sys.argv[1]` is the descriptor of its socket. Errors that
-    the user must fix are sent back. If the other end of the socket closes, the process ends at once.
-    """
+    """Serve episodes over the socket of descriptor `sys.argv[1]` until None comes; send errors that users must fix."""
     faulthandler.enable()
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)

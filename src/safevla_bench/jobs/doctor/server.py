@@ -178,10 +178,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield the statistics of a chunk [H, A], as the simulator gets it, and warnings about what is wrong.
-
-    Numbers that are not finite are an error, the only one reported then. The range of absolute actions is not checked.
-    """
+    """Yield statistics of a chunk [H, A] as the simulator gets it, and warnings; NaN and infinity are an error."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"number {column} of action {row} is {actions[row, column]}"

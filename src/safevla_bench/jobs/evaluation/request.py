@@ -134,10 +134,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request of a run folder; raise `RunError` if its run.json does not contain one.
-
-        Volatile facts are left out, except the servers. The request is not trusted: see `named_by`.
-        """
+        """Return the untrusted request of a run folder, of volatile facts only the servers; raise `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:

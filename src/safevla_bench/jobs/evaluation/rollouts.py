@@ -248,9 +248,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors. The batches of
-    `later` follow, each after all earlier ones have ended; not supported on Ray.
-    """
+    """Yield the pending episodes as they end, then the batches of `later`, each after all earlier ones (not on Ray)."""
     if not pending and not later:
         return
     if observer and pending:
@@ -357,9 +355,7 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs a registration. It has no servers, because these are not registered. `file` is the
-    registration's source; it is not trusted: see `Request.named_by`.
-    """
+    """Return the request, without servers, that runs a registration from `file`, which is not trusted."""
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

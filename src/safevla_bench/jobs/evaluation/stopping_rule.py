@@ -101,9 +101,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule for a condition such as "safety >= 0.9" or "A safer than B". Raises `RunError` if the text is not
-    a condition, its limit is outside 0..1, a policy is not in the run, or a policy is compared with itself.
-    """
+    """Return the rule of a text such as `safety >= 0.9` or `A safer than B`; raise `RunError` for another text."""
     if found := _SAFER.fullmatch(condition.strip()):
         first, second = found.groups()
         for name in (first, second):
@@ -123,9 +121,7 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision once it is made."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Begin without finished episodes and an undecided `decision`; `ruleset` judges the episodes. Rounds count from
-        0, without gaps. Episodes of one initial state must be in one round.
-        """
+        """Begin undecided. Rounds count from 0; the episodes of one initial state are in one round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)

@@ -104,10 +104,7 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 
 def check_files(run: Path) -> list[Finding]:
-    """Check the parts of the archive and the files next to it against the manifest's digests. Returns one finding per
-    changed, missing or added file, or one if all agree. Raw records have no manifest: `check_scores` compares them with
-    those that were judged.
-    """
+    """Return findings on the parts of the archive and other files against the manifest's digests, if there are any."""
     archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
