@@ -331,10 +331,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return the output path: `out`, else `names` joined to the run folder that is the only source.
-
-    Raises what is wrong with a source that cannot be read or begins with a bad episode, else click's error if it cannot
-    be left out.
+    """Return the output path: `out`, else `names` joined to the run folder that is the only source. Raises the error of
+    a source that cannot be read or begins with a bad episode, else click's error.
     """
     if out is not None:
         return out

@@ -145,10 +145,8 @@ def is_as_judged(files: Sequence[Path]) -> bool:
 
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Split the files of --rules into those with specifications and those with tasks.
-
-    This depends on a file's tables, or on the first row of a JSON file. An unreadable file counts as specifications,
-    whose reader reports the error.
+    """Split the files of --rules into those with specifications and those with tasks, by a file's tables or the first
+    row of JSON. An unreadable file counts as specifications, whose reader reports the error.
     """
     named = [path for path in files if path != Path(AS_JUDGED)]
     of_tasks = tuple(filter(_holds_tasks, named))
@@ -191,10 +189,8 @@ def load_rules(library: str, files: Sequence[Path], settings: Mapping[str, Any])
 
 
 def given_judge_options() -> list[str]:
-    """Return the names, without dashes, of the judging options given on the command line or in the --config file.
-
-    --rules as-judged, --set intervals= and --set invalid= choose no rules and are left out. Needs click's current
-    context.
+    """Return the names, without dashes, of the judging options given in click's context, on the command line or in the
+    --config file, without --rules as-judged, --set intervals= and --set invalid=, which choose no rules.
     """
     context = click.get_current_context()
     named = {

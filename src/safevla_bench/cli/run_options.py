@@ -211,10 +211,8 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return the values of a TOML file, including those in `[judge]`, by the command's parameter names.
-
-    Relative paths are resolved from the file's folder. Raises `RunError` if the file cannot be read or has an unknown
-    key.
+    """Return the values of a TOML file, including those in `[judge]`, by the command's parameter names, with paths
+    relative to its folder. Raises `RunError` if it cannot be read or has an unknown key.
     """
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))

@@ -36,10 +36,8 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> folder, sorted by name, at most `MOST_RUNS`; a run folder is returned as itself.
-
-    Searches 3 levels deep, without links, hidden folders, and folders inside a run. Raises `RunError` if the folder
-    does not exist or holds no run.
+    """Return run name -> folder, sorted, at most `MOST_RUNS`; a run folder is returned as itself. Searches 3 levels
+    deep, without links, hidden folders, and folders inside a run. Raises `RunError` without a run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -90,10 +88,8 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 
 
 def find_page(folder: Path) -> Path:
-    """Return the page to open: the report of a run folder, else the index of the runs below, which is rewritten.
-
-    Raises the errors of `find_runs`, `RunError` if the only run has no report, and `FileError` if the folder cannot be
-    written.
+    """Return the page to open: the report of a run folder, else the index of the runs below, which is rewritten. Raises
+    `RunError` without a run or a report, and `FileError` if the folder cannot be written.
     """
     runs = find_runs(folder)
     if folder not in runs.values():

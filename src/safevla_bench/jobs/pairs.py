@@ -26,9 +26,6 @@ def write_found(judged: Judged, states: Sequence[State], folder: Path) -> list[P
     """Write the states without pairs as suites of found starts, one for each host, suite and protocol, and return their
     files. Each start has new policy seeds, as many as the state's estimate and at most `MOST_SEEDS`; the first seeds of
     all states come first. States whose run does not say how an episode starts are left out.
-
-    Raises:
-        FileError: a file cannot be written.
     """
     suites: dict[bytes, FoundSuite] = {}
     starts: dict[bytes, list[FileStart]] = {}

@@ -46,15 +46,10 @@ _KEPT_EPISODES = 8
 def vary_physics(
     judged: Judged, *, workers: int = 1, episodes: int | None = None, observer: Observer | None = None
 ) -> firmness.PhysicsFile:
-    """Replay the judged episodes of a run under recorded and varied physics, and return its file of replays.
-
-    Replays already in the file are not repeated; others are added as they end. `episodes` are chosen by digests of
-    their names; None = all.
-
-    Raises:
-        RunError: the source is not one complete run folder, its file is of other records, rules or versions, or none
-            of its episodes can be replayed exactly here.
-        HostError: the host cannot be used here or cannot change its physics.
+    """Replay the judged episodes of a run, all or so many chosen by digests of their names, under recorded and varied
+    physics, and return its file of replays, to which new ones are added as they end. Raises `RunError` if the source is
+    not one complete run folder, its file is of other records, rules or versions, or no episode can be replayed exactly
+    here; `HostError` if the host cannot be used here or cannot change its physics.
     """
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
@@ -277,11 +272,8 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
 
 
 def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
-    """Replay the judged episode at `index` as recorded, then without a cause, and judge the result.
-
-    Raises:
-        RunError: its source is not a complete run, it is not replayed exactly here, or the cause is not one of it.
-        HostError: the host cannot be used here, or the scene has no such body.
+    """Replay the judged episode at `index` as recorded, then without a cause, and judge the result. Raises `RunError`
+    if it is not replayed exactly here or has no such cause, `HostError` without the host or the body.
     """
     setting = ReplaySetting.read(judged.records.find_source(index).path)
     episode = judged.records.read_episode(index)

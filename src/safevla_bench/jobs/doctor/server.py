@@ -65,10 +65,8 @@ class ServerAnswer:
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each property of a server, ending with the command that evaluates it.
-
-    Failed requests and unusable replies are failed checks, not exceptions. `server` is KIND:ADDRESS, `host` the
-    simulator whose dialects are tried; None = all, LIBERO's first.
+    """Yield a diagnosis for each property of the server KIND:ADDRESS, at last the command that evaluates it; failed
+    requests are failed checks. `host` limits the dialects that are tried; None = all, LIBERO's first.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:

@@ -255,11 +255,9 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # 
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return `host`, `host_arguments` and `suites` of the replays' recordings.
-
-    {} if the recordings name no suite. The host is the one in their run.json, else an installed one that has all the
-    suites, else it is left out. Makes and closes each policy; raises the errors of `make_policy`, and `RunError` if the
-    recordings are from hosts with different arguments.
+    """Return `host`, `host_arguments` and `suites` of the replays' recordings, {} if they name no suite. The host is
+    that of their run.json, else an installed one with all the suites. Makes and closes each policy. Raises the errors
+    of `make_policy`, and `RunError` for recordings from hosts with different arguments.
     """
     suites: dict[str, None] = {}
     recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
@@ -281,13 +279,8 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
 
 
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
-    """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
-
-    The host's arguments are the entry's, such as the split of RoboCasa that its checkpoint was evaluated on.
-
-    Raises:
-        PolicyError: there is no such entry.
-        RunError: the entry has no such suite.
+    """Return the fields of a `Request` for one of the paper's entries: host with the entry's arguments, suites,
+    protocol, policy and episodes. Raises `PolicyError` for an unknown entry, `RunError` for a suite that it lacks.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))

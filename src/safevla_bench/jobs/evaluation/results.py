@@ -130,10 +130,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
         """Return the episode of an index (-1 is the last), an id, or a unique ending of one; a tuple for a slice.
-
-        Raises:
-            IndexError: no episode has that index.
-            RunError: no id fits, or several do; or the episode crashed and left no record.
+        Raises `IndexError`, or `RunError` if not exactly one id fits, or its episode crashed and left no record.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
@@ -142,10 +139,8 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another table of `safevla tables`, by name or number.
-
-        Raises:
-            RunError: there is no such table, or it would be empty.
+        """Return the table of rates, or another table of `safevla tables`, by name or number. Raises `RunError` if it
+        does not exist or would be empty.
         """
         if not name:
             summaries, total = self.judged.summarize_scores()
@@ -161,11 +156,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity; if none is unsafe, the one closest to a limit.
-
-        Raises:
-            RunError: there is no episode.
-        """
+        """Return the episode of greatest severity, else the one closest to a limit; raise `RunError` without any."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")

@@ -292,10 +292,8 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
-    """Return the registration of a rollout and its judgement, without running or writing anything.
-
-    Raises the errors of `prepare_run`, and `RunError` for a shard, a replay, a policy object, and rules that were not
-    loaded from files.
+    """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
+    `prepare_run`, and `RunError` for a shard, a replay, a policy object, and rules that are not from files.
     """
     _require_registrable(request)
     servers = request.servers or placeholder_servers(request)

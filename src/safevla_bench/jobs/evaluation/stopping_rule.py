@@ -136,10 +136,8 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode, and update `decision` when its round (and possibly later ones) is complete.
-
-        An episode without a record (None) or a verdict counts as finished with an unknown value. Raises the errors of
-        `score`.
+        """Count a finished episode, with an unknown value if it has no record or verdict, and update `decision` when
+        its round (and possibly later ones) is complete. Raises the errors of `score`.
         """
         if record is not None:
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)

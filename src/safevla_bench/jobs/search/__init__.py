@@ -75,10 +75,8 @@ class Objective:
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:
-        """Return the margins of an episode, a batch of one, [C].
-
-        Infinity if nothing could be judged, the episode failed or left no record. NaN if objects did not begin at the
-        placements of the search, or moved: physics has separated overlapping objects.
+        """Return the margins of an episode, a batch of one, [C]: infinity if it failed or nothing could be judged, NaN
+        if objects did not begin at their placements, as physics has separated overlapping ones.
         """
         unknown = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):

@@ -46,10 +46,8 @@ def verify_run(
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
 ) -> files.Verification:
-    """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
-
-    The `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder
-    holds no run, the run is incomplete, or a file cannot be read.
+    """Check a complete run folder: its digests, episodes and scores, and replays of `replay` episodes chosen by their
+    names and of those of the `audit`. Raises `RunError` if the run is incomplete or cannot be read.
     """
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:

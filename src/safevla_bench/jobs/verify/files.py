@@ -195,10 +195,8 @@ def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
 
 
 def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
-    """Return the index of a run folder's or archive's records, and the benchmarks simulated with stand-ins.
-
-    Damaged episodes are in its `problems`, and so are those whose id is also in an earlier file. Raises `RunError` if a
-    raw row is damaged.
+    """Return the index of a run folder's or archive's records, with repeated ids among its `problems`, and the
+    benchmarks simulated with stand-ins. Raises `RunError` if a raw row is damaged.
     """
     scan = Scan(parts.record_files(source) if source.is_dir() else [source])
     standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))

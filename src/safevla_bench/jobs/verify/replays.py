@@ -177,10 +177,8 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
-    """Return where a record's success and outcome differ from its replay, or it continues beyond its end.
-
-    `successes` is the host's native success after each action of the replay; `planned` is None if no plan determines
-    start and horizon.
+    """Return where a record's success and outcome differ from its replay, whose success after each action is given, or
+    it continues beyond its end; `planned` is None if no plan determines start and horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
@@ -291,10 +289,8 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[files.Finding]:
-    """Replay recorded episodes by index in their host, and return a finding for each.
-
-    A single open finding gives the reason if the host is unusable here or run.json does not describe how episodes
-    start. Raises `RunError` if the archive changes meanwhile.
+    """Replay recorded episodes by index in their host, and return a finding for each, or an open one with the reason if
+    none can be replayed here. Raises `RunError` if the archive changes meanwhile.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
