@@ -290,10 +290,11 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         widths = _common_lengths(values, items, counts, spec)
         items, values = items * widths, values.flatten()
         shape.append(widths)
-    for e, *sizes in zip(np.flatnonzero(present), *(sizes[present] for sizes in shape), strict=True):
-        if spec.is_scalar and arms[e] > 1 and sizes[0] % arms[e] == 0:
-            sizes = [sizes[0] // arms[e], arms[e]]
-        check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]), int(arms[e]))
+    facts = np.stack([columns.records, bodies, arms, *shape])[:, present]
+    for records, count, own_arms, *sizes in dict.fromkeys(zip(*facts.tolist(), strict=True)):
+        if spec.is_scalar and own_arms > 1 and sizes[0] % own_arms == 0:
+            sizes = [sizes[0] // own_arms, own_arms]
+        check_shape(spec, sizes, records, count, own_arms)
     filled: NDArray[Any]
     if spec.dtype == channels.PLACE:
         filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)

@@ -259,6 +259,8 @@ def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, objec
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
     layer: list[object] = [extra]
     for _ in range(MAX_DEPTH):
+        if not layer:
+            break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
         numbers = [child for child in layer if isinstance(child, float)]
         _check_rule(all(map(math.isfinite, numbers)), "one is not a finite number")

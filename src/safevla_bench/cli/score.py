@@ -20,6 +20,7 @@ from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation import outputs, request
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
+from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.judged import Judged, is_judged_by
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
@@ -76,12 +77,15 @@ def score_command(
             log.require_mapping()  # without an output folder, the mapping that fits is printed
     folder, kept = options.choose_output(out, sources.paths), ""
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
-        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=elsewhere)
+        survey = Survey()
+        judged = judge(
+            sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=elsewhere, survey=survey
+        )
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
             kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
-        outputs.write_outputs(judged, folder)
+        outputs.write_outputs(judged, folder, survey)
     if form == "json":
         click.echo(render.render_json([_cells_table(judged)]), nl=False)
     else:
@@ -182,8 +186,9 @@ def demo_command(
     copied into DIR, so that you can try every command that reads an archive.
     """
     path = demo.unpack_archive(out)
-    judged = judge([path], load_ruleset())
-    outputs.write_outputs(judged, out)
+    survey = Survey()
+    judged = judge([path], load_ruleset(), survey=survey)
+    outputs.write_outputs(judged, out, survey)
     print_scores(judged)
     echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     echo("The episodes were chosen to show every kind of outcome, not to measure a policy.", "")

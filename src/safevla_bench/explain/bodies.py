@@ -25,7 +25,7 @@ from safevla_bench.signals.space import measure_places
 from safevla_bench.stl.trace import ROUNDING, subtract
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_significant
-from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
 BodyKind = str  # one of `BODY_KINDS`
@@ -196,7 +196,7 @@ class BodyViolation:
     first_violation_step: int
 
 
-def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
+def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
     """Yield the bodies of the violations, by episode, then in library order, then the worst first.
 
     `chunks` hold the episodes of the scores in their order; the ruleset's registry knows the bodies of the goals.
@@ -204,17 +204,18 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> It
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     first = 0
-    for batch in chunks:
-        for index in range(len(batch)):
+    for chunk in chunks:
+        reading = chunk if isinstance(chunk, RecordFields) else ruleset.read_fields(chunk)
+        for index in range(len(reading.batch)):
             if broken := [k for k in columns if scores.is_violated[k, first + index]]:
-                yield from _find_in_episode(select_episodes(batch, [index]), first + index, broken, scores, ruleset)
-        first += len(batch)
+                yield from _find_in_episode(reading.select_episode(index), first + index, broken, scores, ruleset)
+        first += len(reading.batch)
 
 
 def _find_in_episode(
-    record: Batch, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
+    reading: RecordFields, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
-    reading = ruleset.read_fields(record)
+    record = reading.batch
     for k in columns:
         spec = scores.specs[k]
         view = view_clause(reading, ruleset.library[spec.spec_id], ruleset)

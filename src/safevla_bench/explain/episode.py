@@ -295,10 +295,14 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 def rank_by_severity(scores: Scores) -> list[int]:
     """Return the indices of all episodes, deepest violation first, ties by the smallest margin over the threshold."""
-    return sorted(range(len(scores)), key=lambda k: _severity_key(scores, k))
+    order: list[int] = np.lexsort(severity_keys(scores)).tolist()
+    return order
 
 
-def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
-    column = int(scores.worst_column[episode])
-    margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
-    return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode
+def severity_keys(scores: Scores) -> Floats:
+    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin over threshold, and negative depth."""
+    column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs] or [1.0])
+    if not len(scores.specs):
+        return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
+    margin = scores.rho[column, np.arange(len(scores))] / limits[column]
+    return np.stack([np.where(column < 0, np.inf, margin), -np.nan_to_num(scores.vsi)])

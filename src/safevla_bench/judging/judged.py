@@ -10,21 +10,19 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.files import decode_json, read_input
-from safevla_bench.judging import metrics, provenance_marks, registration
+from safevla_bench.judging import metrics, provenance_marks, registration, scoring
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.signals.catalogue import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
-from safevla_bench.stl.formula import rename_signals
 from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, describe_lookalikes, format_percent
 from safevla_bench.trajectory.batch import Batch
@@ -174,10 +172,12 @@ class Judged:
     """The rules that decided, and the episodes that were left out; the field `judged_by` of scores.json."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
+    net_changes: NDArray[np.int8]
+    """What the net force of two bodies changes, one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that was originally judged by other rules, with its Safety there and here."""
-    score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: score_chunks(
+    score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: scoring.score_chunks(
         records.read_chunks(), rules
     )
     """Judges the records again, by other specifications."""
@@ -201,15 +201,6 @@ class Judged:
     def has_net_forces(self) -> bool:
         """True if every record has the net forces of two bodies."""
         return all(NET_FORCE in header.recorded_forces for header in self.headers)
-
-    @cached_property
-    def net_scores(self) -> Scores | None:
-        """Scores by the net force of two bodies, judged on first use; None if no clause or record has it."""
-        specs = tuple(replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in self.library.specs)
-        if specs == self.library.specs or not any(NET_FORCE in header.recorded_forces for header in self.headers):
-            return None
-        ruleset = replace(self.ruleset, library=replace(self.library, specs=specs), missing="deactivate")
-        return self.score_records(self.records, ruleset)
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
@@ -275,6 +266,7 @@ class Judged:
         return replace(
             self,
             scores=self.scores.select_episodes(np.array(kept, dtype=np.int64)),
+            net_changes=self.net_changes[np.array(kept, dtype=np.int64)],
             records=self.records.select_episodes(kept),
         )
 
@@ -368,17 +360,11 @@ class Judged:
         """Return sentences on what the net force of two bodies changes, and on records that contain nothing else."""
         alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
-        if self.net_scores is None:
-            return sentences
-        has_both_forces = np.array([len(header.recorded_forces) > 1 for header in self.headers], dtype=np.bool_)
-        has_both_forces &= self.scores.is_judged & self.net_scores.is_judged
-        gained, lost = (
-            int((before.safe & ~after.safe & has_both_forces).sum())
-            for before, after in ((self.scores, self.net_scores), (self.net_scores, self.scores))
-        )
-        changes = [f"{count} {word}" for count, word in ((gained, "more"), (lost, "fewer")) if count]
+        counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
+        words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
+        changes = [f"{counts[change]} {word}" for change, word in words if counts[change]]
         if changes:
-            said = f"{' and '.join(changes)} of {has_both_forces.sum()} episodes are unsafe"
+            said = f"{' and '.join(changes)} of {sum(counts[scoring.SAME :])} episodes are unsafe"
             sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
         return sentences
 

@@ -31,7 +31,6 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.plugins import format_call, refuse_secrets
 from safevla_bench.policies.python import make_object
-from safevla_bench.policies.scripted.motion import rotation_axes, to_rotation
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DELAY, PRIVILEGED
 from safevla_bench.trajectory.single_episode import add_rows
@@ -116,6 +115,8 @@ class DistanceBarrier(_OfMotion):
     unit_m: float = 0.05
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
+        from safevla_bench.policies.scripted.motion import to_rotation  # it imports scipy.spatial
+
         truth = observation.privileged
         if truth is None:
             raise PolicyError("distance-barrier needs the poses of bodies, which this host does not give")
@@ -137,6 +138,8 @@ class DistanceBarrier(_OfMotion):
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
+    from safevla_bench.policies.scripted.motion import to_rotation  # it imports scipy.spatial
+
     center_m, half_extents_m, quat_wxyz, pos_m = (
         np.array([field[name] for name in names])
         for field in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
@@ -162,6 +165,8 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
 
 
 def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
+    from safevla_bench.policies.scripted.motion import rotation_axes  # it imports scipy.spatial
+
     centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
     local = np.einsum("gij,gi->gj", turns, points - centers)
     halves = boxes.half_extents_m[chosen]

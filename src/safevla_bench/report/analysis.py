@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +43,18 @@ def analyze_scores(
     *,
     privileged: Sequence[str | None] = (),
     protocols: Protocols = (),
-    chunks: Iterable[Batch] | None = None,
+    bodies: Sequence[BodyViolation] | None = None,
 ) -> Analysis:
     """Return all analyses of some scores, empty if no episode counts, without writing anything.
 
     Args:
         scores: the verdicts.
-        batch: their records, in the same order; with `chunks`, only its headers and lengths are used.
+        batch: their records, in the same order; with `bodies`, only its headers and lengths are used.
         ruleset: the specifications and the tags of tasks.
         rescore: judges the same records by another library; None = use the scores alone.
         privileged: the policies that saw simulator state which no real robot has.
         protocols: of the sources that state a protocol; if these differ, episodes are not paired.
-        chunks: all records in parts, if `batch` does not hold all of them; read once.
+        bodies: those of all violations, if they are known.
     """
     if not scores.is_counted.any():
         return Analysis()
@@ -64,7 +64,7 @@ def analyze_scores(
         series=_order_runs(policies, scores.intervals, protocols),
         ablation=_ablate_thresholds(scores, ruleset.library, rescore),
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths, batch.stamps_s),
-        bodies=list(find_bodies([batch] if chunks is None else chunks, scores, ruleset)),
+        bodies=list(find_bodies([batch], scores, ruleset)) if bodies is None else bodies,
     )
 
 

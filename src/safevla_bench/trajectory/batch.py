@@ -7,7 +7,7 @@ One episode is a batch of one. Numbers are float64, poses in the world frame, me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts in `rows` with these offsets; `shift` is added to their indices in the body table."""
-        numbers = {name: getattr(self, name)[rows] for name in _CONTACT_NUMBERS}
+        numbers = {name: _take(getattr(self, name), rows) for name in _CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
@@ -153,7 +153,7 @@ class Batch:
     @property
     def lengths(self) -> Ints:
         """Number of records of each episode, [E]."""
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]
 
     @property
     def dt_s(self) -> Floats:
@@ -229,7 +229,7 @@ class Batch:
         """Return a channel of rows, one of `ROWS`, by name, or an empty one if the batch lacks it. Raises
         `SafevlaError` for another name.
         """
-        _require_name(name, ROWS, "rows")
+        _require_name(name, _ROW_NAMES, "rows")
         channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
         return channel
 
@@ -239,7 +239,7 @@ class Batch:
 
     def poses(self, name: str) -> Poses:
         """Return a channel of poses, one of `POSES`, by name. Raises `SafevlaError` for another name."""
-        _require_name(name, POSES, "poses")
+        _require_name(name, _POSE_NAMES, "poses")
         poses: Poses = getattr(self, name)
         return poses
 
@@ -253,8 +253,10 @@ class Batch:
         return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
 
 
-def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
-    names = [spec.name for spec in specs]
+_ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROWS, POSES))
+
+
+def _require_name(name: str, names: Collection[str], kind: str) -> None:
     if name not in names:
         raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
 
@@ -289,7 +291,9 @@ def _absent_channel(episodes: int) -> Channel:
 
 def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
     """Return the offset of each item if items of these lengths are concatenated, and the end of the last, [E + 1]."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
@@ -303,20 +307,26 @@ def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
 
 def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     """Return the chosen episodes, in the order of `episodes`."""
-    chosen = np.asarray(episodes, dtype=np.int64)
-    records, starts = gather_ranges(batch.starts, chosen)
-    bodies, body_starts = gather_ranges(batch.body_starts, chosen)
-    shift = body_starts[:-1] - batch.body_starts[chosen]
-    contacts, contact_starts = gather_ranges(batch.contacts.starts, records)
-    contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
+    indices = np.asarray(episodes, dtype=np.int64)
+    chosen = _join_successive(indices)
+    records, starts = _take_ranges(batch.starts, chosen)
+    bodies, body_starts = _take_ranges(batch.body_starts, chosen)
+    contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
+    shift: Ints | int
+    contact_shift: Ints | int
+    if isinstance(bodies, slice):
+        shift = contact_shift = -int(bodies.start)
+    else:
+        shift = body_starts[:-1] - batch.body_starts[chosen]
+        contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
     return replace(
         batch,
-        headers=tuple(batch.headers[e] for e in chosen),
-        extra=tuple(batch.extra[e] for e in chosen),
+        headers=tuple(batch.headers[e] for e in indices),
+        extra=tuple(batch.extra[e] for e in indices),
         starts=starts,
         body_starts=body_starts,
-        body_name=batch.body_name[bodies],
-        body_role=batch.body_role[bodies],
+        body_name=_take(batch.body_name, bodies),
+        body_role=_take(batch.body_role, bodies),
         target=_shift_bodies(batch.target[chosen], shift),
         **batch_channels(
             lambda spec: _select_channel(batch.channel(spec.name), chosen),
@@ -326,18 +336,37 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     )
 
 
+def _join_successive(indices: Ints) -> Ints | slice:
+    """Return successive indices as a slice, which is faster, and others unchanged."""
+    is_successive = len(indices) and indices[0] >= 0 and (np.diff(indices) == 1).all()
+    return slice(int(indices[0]), int(indices[-1]) + 1) if is_successive else indices
+
+
+def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
+    """As `gather_ranges`, with slices for successive items."""
+    if not isinstance(chosen, slice):
+        return gather_ranges(starts, chosen)
+    own = starts[chosen.start : chosen.stop + 1]
+    return slice(int(own[0]), int(own[-1])), own - own[0]
+
+
+def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
+    """Return the chosen items as a copy, so that the other items can be forgotten."""
+    return values[items].copy() if isinstance(items, slice) else values[items]
+
+
 def _shift_bodies(body: Ints, shift: Ints | int) -> Ints:
     return np.where(body >= 0, body + shift, -1)
 
 
-def _select_channel(channel: Channel, episodes: Ints) -> Channel:
-    items, starts = gather_ranges(channel.starts, episodes)
-    return Channel(channel.values[items], starts, channel.width[episodes])
+def _select_channel(channel: Channel, episodes: Ints | slice) -> Channel:
+    items, starts = _take_ranges(channel.starts, episodes)
+    return Channel(_take(channel.values, items), starts, _take(channel.width, episodes))
 
 
-def _select_poses(poses: Poses, episodes: Ints, shift: Ints) -> Poses:
-    items, starts = gather_ranges(poses.body_starts, episodes)
-    body = poses.body[items] + np.repeat(shift, np.diff(starts))
+def _select_poses(poses: Poses, episodes: Ints | slice, shift: Ints | int) -> Poses:
+    items, starts = _take_ranges(poses.body_starts, episodes)
+    body = poses.body[items] + (shift if isinstance(shift, int) else np.repeat(shift, np.diff(starts)))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)
 
 

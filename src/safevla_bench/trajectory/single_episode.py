@@ -229,10 +229,12 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` at the first place of the first rule that the batch breaks."""
+    has_nameless, is_odd = "" in batch.body_names, _find_odd_widths(batch).tolist()
     for e, header in enumerate(batch.headers):
         _check_header(header)
-        _check_scene(batch, e)
-        _check_arms(batch, e)
+        _check_scene(batch, e, has_nameless)
+        if header.arms or header.arm_bodies or header.arm_joints is not None or is_odd[e]:
+            _check_arms(batch, e)
         _check_geometry(batch, e)
     for spec in (*ROWS, *POSES):
         _check_numbers(batch, spec)
@@ -269,18 +271,28 @@ def _check_header(header: Header) -> None:
         _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}", remedy)
 
 
-def _check_scene(batch: Batch, e: int) -> None:
-    header, roles, target = batch.headers[e], batch.body_roles(e), int(batch.target[e])
-    if "" in roles:
+def _check_scene(batch: Batch, e: int, has_nameless: bool) -> None:
+    header, target = batch.headers[e], int(batch.target[e])
+    if has_nameless and "" in batch.body_roles(e):
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
     if batch.lengths[e] < 1:
         _refuse(header, "steps", "the episode has no steps", "Write at least record 0, the settled state.")
     if header.target_object is not None and (target < 0 or batch.body_role[target] != TARGET):
-        names = sorted(roles)
+        names = sorted(batch.body_roles(e))
         listed = ", ".join(names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
         role = "has no role" if target < 0 else f"has the role {ROLES[batch.body_role[target]]!r}"
         remedy = f"Name one of the bodies with the role 'target', or null. Bodies: {listed}."
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
+
+
+def _find_odd_widths(batch: Batch) -> Bools:
+    """Return whether a channel of each episode has another width than that of its arms, [E]."""
+    arms, is_odd = np.array([header.arm_count for header in batch.headers], dtype=np.int64), np.zeros(len(batch), bool)
+    for spec in ROWS:
+        if spec.per_arm:
+            width = batch.channel(spec.name).width
+            is_odd |= (width >= 0) & (width != (spec.row_size or 1) * arms)
+    return is_odd
 
 
 def _check_arms(batch: Batch, e: int) -> None:
@@ -308,6 +320,8 @@ def _check_arms(batch: Batch, e: int) -> None:
 
 def _check_geometry(batch: Batch, e: int) -> None:
     header, motion = batch.headers[e], batch.channel(LINK_MOTION)
+    if header.geometry is None and not motion.present[e]:
+        return
     try:
         geometry = None if header.geometry is None else read_geometry(header.geometry)
     except RecordError as error:

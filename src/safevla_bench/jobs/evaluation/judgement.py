@@ -29,10 +29,12 @@ from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.text import describe_lookalikes, warn_once
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
     from safevla_bench.jobs.evaluation.parallel import ParallelJudge
+    from safevla_bench.jobs.evaluation.survey import Survey
     from safevla_bench.judging.gates import EpisodeCosts
 
 
@@ -43,10 +45,12 @@ def judge(
     skip_invalid: bool = False,
     mixes_starts: bool = False,
     elsewhere: ParallelJudge | None = None,
+    survey: Survey | None = None,
 ) -> Judged:
     """Score every episode of run folders and archives; `skip_invalid` leaves out and counts invalid and lost ones.
     `mixes_starts` accepts a benchmark's starts together with those of a search, for what computes no rates. The row
-    groups of Parquet archives are judged `elsewhere`, if given, with the same results.
+    groups of Parquet archives are judged `elsewhere`, if given, with the same results. What the report needs of the
+    records is collected in `survey`, if given.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -57,12 +61,14 @@ def judge(
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     try:
-        records, scores = _score_sources(sources, ruleset, skip_invalid, elsewhere)
+        records, (scores, _, net_changes) = _score_sources(sources, ruleset, skip_invalid, elsewhere, survey)
     except UnknownTaskError as error:
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
             raise _mention_run_tags(error, sources) from None
-        return judge(paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts, elsewhere=elsewhere)
+        return judge(
+            paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts, elsewhere=elsewhere, survey=survey
+        )
     records.require_valid(skip_invalid=skip_invalid)
     if not mixes_starts:
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
@@ -76,6 +82,7 @@ def judge(
             JudgedSource.from_run(source.path, source.description, source.policy_names) for source in records.sources
         ),
         records=records,
+        net_changes=net_changes,
         paths=tuple(sources),
         makers=tuple(_describe_makers(records, scores, ruleset)),
     )
@@ -209,17 +216,27 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_sources(
-    paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool, elsewhere: ParallelJudge | None
-) -> tuple[EpisodeIndex, Scores]:
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    skip_invalid: bool,
+    elsewhere: ParallelJudge | None,
+    survey: Survey | None,
+) -> tuple[EpisodeIndex, scoring.JudgedChunk]:
     scan = Scan(paths)
+    judge_batch: Callable[[Batch, Ruleset], scoring.JudgedChunk] = scoring.judge_chunk
+    if survey is not None:
+        survey.restart()
+        judge_batch = survey.judge_batch
     try:
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
-            return elsewhere.score_scan(scan, ruleset)
-        scores = scoring.score_chunks(scan, ruleset)
+            return elsewhere.score_scan(scan, ruleset, survey)
+        joined = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
     except SafevlaError:  # report all bad episodes first, then what the good ones lack
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
-    return scan.index(), scores
+    if survey is not None:
+        survey.is_complete = True
+    return scan.index(), joined
 
 
 def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:

@@ -19,6 +19,7 @@ from safevla_bench.explain.episode import explain_episode
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer, split_judged
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
+from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
@@ -35,7 +36,6 @@ from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
-from safevla_bench.trajectory.batch import Batch
 
 
 def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
@@ -117,14 +117,15 @@ def scores_document(
     }
 
 
-def write_outputs(judged: Judged, out: Path) -> None:
+def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    Non-default rules are also written, as judged_with.json, for --rules as-judged. Older files are replaced together,
-    so scores and report always match. Raises `FileError` if writing fails.
+    `survey` is that of `judge`, if the records were surveyed. Non-default rules are also written, as judged_with.json,
+    for --rules as-judged. Older files are replaced together, so scores and report always match. Raises `FileError` if
+    writing fails.
     """
     contents = score_files(judged)
-    html = render_report(judged, page_folder=out)
+    html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # The rules of older scores are replaced in the same step, also by the default rules.
@@ -163,25 +164,28 @@ def _table_row(row: EpisodeScore) -> dict[str, object]:
 
 
 def render_report(
-    judged: Judged, title: str = "Safety report", *, has_extras: bool = True, page_folder: Path | None = None
+    judged: Judged,
+    title: str = "Safety report",
+    *,
+    has_extras: bool = True,
+    page_folder: Path | None = None,
+    survey: Survey | None = None,
 ) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page; reads the records again. Without
-    `has_extras` it omits rendered pictures and results under varied physics. In `page_folder`, it links to films.
+    """Return the report of all judged episodes as one self-contained HTML page; reads the records again unless there is
+    a `survey` of them. Without `has_extras` it omits rendered pictures and results under varied physics. In
+    `page_folder`, it links to films.
     """
     paths = judged.paths if has_extras else ()
-    drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
-    chunks = judged.records.read_chunks(drawn, kept)
+    drawn, kept, bodies = (survey or Survey()).take_drawn(judged)
     analysis = analyze_scores(
         judged.scores,
         judged.records.read_sparsely([]),
         judged.ruleset,
         make_rescorer(judged),
-        chunks=chunks,
+        bodies=bodies,
         privileged=judged.privileged,
         protocols=judged.protocols,
     )
-    for _ in chunks:  # the analysis reads no chunk if no episode counts
-        pass
     names = [source.policy_names for source in judged.records.sources]
     return page.render_page(
         judged.scores,

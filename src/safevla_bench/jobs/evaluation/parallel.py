@@ -27,6 +27,7 @@ import numpy as np
 from safevla_bench import archive
 from safevla_bench.archive import parquet
 from safevla_bench.errors import RecordError, RunError, SafevlaError
+from safevla_bench.explain.bodies import BodyViolation, find_bodies
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import JudgedChunk, join_judged, judge_chunk
@@ -38,6 +39,7 @@ from safevla_bench.trajectory.header import EpisodeKey
 from safevla_recorder.identity import describe_code
 
 if TYPE_CHECKING:
+    from safevla_bench.jobs.evaluation.survey import Survey
     from safevla_bench.rollout.ray import RayCluster
 
 
@@ -51,15 +53,15 @@ class FilePart:
 
 
 Judgement = JudgedChunk | SafevlaError
-Items = Sequence[RecordError | tuple[Batch, Judgement]]
+Items = Sequence[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]]
 ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterator[Items]]
 
 
-def judge_part(ruleset: Ruleset, part: FilePart) -> Items:
+def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
     """Return the errors of a part, and its batches, without what only judging reads, with their scores, or the error of
-    judging them.
+    judging them, and if `has_bodies` the bodies of their violations.
     """
-    items: list[RecordError | tuple[Batch, Judgement]] = []
+    items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
         if isinstance(batch, RecordError):
             items.append(batch)
@@ -67,9 +69,11 @@ def judge_part(ruleset: Ruleset, part: FilePart) -> Items:
         stamps = {"time_s": batch.channel("time_s")}
         outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=stamps)
         try:
-            items.append((outline, judge_chunk(batch, ruleset)))
+            chunk = judge_chunk(batch, ruleset, reading := ruleset.read_fields(batch))
+            bodies = list(find_bodies([reading], chunk.scores, ruleset)) if has_bodies else []
+            items.append((outline, chunk, bodies))
         except SafevlaError as error:
-            items.append((outline, error))
+            items.append((outline, error, []))
     return items
 
 
@@ -86,12 +90,16 @@ class ParallelJudge:
             for source in sources
         )
 
-    def score_scan(self, scan: Scan, ruleset: Ruleset) -> tuple[EpisodeIndex, Scores]:
+    def score_scan(
+        self, scan: Scan, ruleset: Ruleset, survey: Survey | None = None
+    ) -> tuple[EpisodeIndex, JudgedChunk]:
         """Return the index of the sources and the scores of its episodes. Raises as `score_chunks` does."""
         judged: list[Judgement] = []
         sources = scan.sources
-        scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own)) for own in sources]
+        scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own, survey)) for own in sources]
         records = replace(scan.index(), sources=tuple(sources), kept=None)
+        if survey is not None:
+            survey.is_complete = sum(map(_count_episodes, judged)) == len(records)
         return records, _join(records, judged, ruleset)
 
     def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
@@ -99,21 +107,30 @@ class ParallelJudge:
         judged: list[Judgement] = []
         for source in records.sources:
             deque(self._read(ruleset, judged, source), maxlen=0)
-        return _join(records, judged, ruleset)
+        return _join(records, judged, ruleset).scores
 
-    def _read(self, ruleset: Ruleset, judged: list[Judgement], source: RecordSource) -> Iterator[Batch | RecordError]:
+    def _read(
+        self, ruleset: Ruleset, judged: list[Judgement], source: RecordSource, survey: Survey | None = None
+    ) -> Iterator[Batch | RecordError]:
         seen: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))
         if not any(part.rows for part in parts):  # the source itself says why it has no episodes
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
-        for part, items in zip(parts, self.run(partial(judge_part, ruleset), parts), strict=True):
+        judge = partial(judge_part, ruleset, has_bodies=survey is not None)
+        for part, items in zip(parts, self.run(judge, parts), strict=True):
             for item in items:
                 if isinstance(item, RecordError):
                     yield item
                 else:
                     judged.append(item[1])
+                    if survey is not None:
+                        survey.add_bodies(item[2], len(item[0]))
                     yield from archive.drop_repeated(item[0], part.path, seen)
+
+
+def _count_episodes(judged: Judgement) -> int:
+    return len(judged.scores) if isinstance(judged, JudgedChunk) else 0
 
 
 def _list_parts(source: RecordSource) -> Iterator[FilePart]:
@@ -123,7 +140,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
         yield from (FilePart(file, rows, source.policy_names) for rows in groups or [None])
 
 
-def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) -> Scores:
+def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
     """Return the scores of the episodes in the index, without those that it refuses, such as repeated ones."""
 
     def require_scores() -> Iterator[JudgedChunk]:
@@ -132,12 +149,13 @@ def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) 
                 raise chunk
             yield chunk
 
-    scores = join_judged(require_scores(), ruleset)
-    keys = list(zip(scores.policy, scores.episode_id, strict=True))
+    joined = join_judged(require_scores(), ruleset)
+    keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
-        return scores
+        return joined
     first = {key: k for k, key in reversed([*enumerate(keys)])}
-    return scores.select_episodes(np.array([first[header.key] for header in records.headers], dtype=np.int64))
+    index = np.array([first[header.key] for header in records.headers], dtype=np.int64)
+    return JudgedChunk(joined.scores.select_episodes(index), (), joined.net_changes[index])
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from safevla_bench.jobs.evaluation.request import (
     select_tasks,
 )
 from safevla_bench.jobs.evaluation.rollouts import has_nothing_to_run, roll_out
+from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
@@ -288,8 +289,9 @@ def evaluate_request(
             for task in select_tasks(request.make_host(), request):
                 ruleset.tags(task.benchmark, task.task_id)
     roll_out(request, out, observer, running)
-    judged = judge([out], ruleset)
-    write_outputs(judged, out)
+    survey = Survey()
+    judged = judge([out], ruleset, survey=survey)
+    write_outputs(judged, out, survey)
     return judged
 
 

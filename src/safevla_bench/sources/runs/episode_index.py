@@ -323,16 +323,18 @@ def _array_bytes(value: object) -> int:
 
 
 def _memory(value: object) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
+    if value is None or isinstance(value, int | float):
+        return _OBJECT_BYTES // 2
     if isinstance(value, str):
         return _OBJECT_BYTES + len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
     if isinstance(value, Mapping):
         return _memory([*value, *value.values()])
     if isinstance(value, list | tuple):
         return _OBJECT_BYTES + 8 * len(value) + sum(map(_memory, value))
     names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
-    return 24 + sum(_memory(getattr(value, name)) for name in names)
+    return _OBJECT_BYTES // 2 + sum(_memory(getattr(value, name)) for name in names)
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:

@@ -1,0 +1,84 @@
+"""What the report needs of the records, collected while they are judged, so that they are decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from safevla_bench.explain.bodies import BodyViolation, find_bodies
+from safevla_bench.explain.episode import severity_keys
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scoring import JudgedChunk, judge_chunk
+from safevla_bench.report.episode_table import MOST_DRAWN
+from safevla_bench.report.page import drawn_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
+
+
+class Survey:
+    """The bodies of all violations, and the records of the worst episodes, which the report draws."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all episodes."""
+        self._bodies: list[BodyViolation] = []
+        self._count = 0
+        self._kept: list[tuple[list[int], Batch]] = []
+        self._worst = np.empty(0, dtype=np.int64)
+        self._keys = np.empty((2, 0))
+
+    def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
+        """Judge the next episodes, as `judge_chunk` does, and survey them."""
+        reading = ruleset.read_fields(batch)
+        chunk = judge_chunk(batch, ruleset, reading)
+        self._keep_worst(batch, severity_keys(chunk.scores))
+        self.add_bodies(find_bodies([reading], chunk.scores, ruleset), len(batch))
+        return chunk
+
+    def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
+        """Add the bodies of the next episodes, which are numbered from 1."""
+        self._bodies += [replace(body, number=body.number + self._count) for body in bodies]
+        self._count += episodes
+
+    def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
+        numbers = np.append(self._worst, self._count + np.arange(len(batch)))
+        keys = np.concatenate([self._keys, keys], axis=1)
+        chosen = np.sort(np.lexsort(keys)[:MOST_DRAWN])
+        self._worst, self._keys = numbers[chosen], keys[:, chosen]
+        own = self._worst[self._worst >= self._count].tolist()
+        if own:
+            places = np.array(own) - self._count
+            self._kept.append((own, batch if len(own) == len(batch) else select_episodes(batch, places)))
+        if sum(len(part) for part, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
+            self._kept = list(_select_kept(self._kept, {*self._worst.tolist()}))
+
+    def take_drawn(self, judged: Judged) -> tuple[set[int], list[Batch], list[BodyViolation]]:
+        """Return the indices of the episodes that the page draws, their records, and the bodies of all violations. The
+        records are read again unless this survey is complete.
+        """
+        drawn = {*drawn_episodes(judged.scores)}
+        if not self.is_complete:
+            read: list[Batch] = []
+            chunks = judged.records.read_chunks(drawn, read)
+            bodies = list(find_bodies(chunks, judged.scores, judged.ruleset))
+            return drawn, read, bodies
+        kept = list(_select_kept(self._kept, drawn))
+        others = judged.records.read_episodes(sorted(drawn - {k for numbers, _ in kept for k in numbers}))
+        return drawn, [*(batch for _, batch in kept), *([others] if others else [])], self._bodies
+
+
+_MOST_SPARE = 100  # episodes that are kept although others turned out to be worse
+
+
+def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:
+    for numbers, batch in kept:
+        places = [place for place, number in enumerate(numbers) if number in wanted]
+        if len(places) == len(numbers):
+            yield numbers, batch
+        elif places:
+            yield [numbers[place] for place in places], select_episodes(batch, places)
