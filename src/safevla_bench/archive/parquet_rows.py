@@ -29,7 +29,7 @@ from safevla_bench.archive.record_schema import (
     refuse_field,
 )
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, absent_channel, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.single_episode import validate
 from safevla_recorder import channels
@@ -221,7 +221,7 @@ class _Columns:
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
-        names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
+        names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _has_values(rows, name)]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
@@ -235,6 +235,13 @@ class _Columns:
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
         lists = self.rows.column(name)
         return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _has_values(rows: pa.RecordBatch, name: str) -> bool:
+    return name not in _OPTIONAL or rows.column(name).null_count < rows.num_rows
+
+
+_OPTIONAL = {*HEADER.names} - {"target_object"}  # columns whose nulls are fields that the outline lacks
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
@@ -284,6 +291,8 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
     """Return a channel of all episodes, given the number of `bodies` in each row, [E]; Booleans become 0.0 and 1.0."""
+    if spec.name not in columns.rows.schema.names:
+        return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
     items, shape, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
     for _ in range(LIST_DEPTHS[spec.name] - 1):

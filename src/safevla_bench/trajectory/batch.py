@@ -230,7 +230,7 @@ class Batch:
         `SafevlaError` for another name.
         """
         _require_name(name, _ROW_NAMES, "rows")
-        channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
+        channel: Channel = self.further.get(name) or getattr(self, name, None) or absent_channel(len(self))
         return channel
 
     def numbers(self, spec: ChannelSpec) -> Channel:
@@ -265,7 +265,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E], without any channel."""
     episodes, starts = len(headers), join_lengths(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
-    absent, nowhere, false = _absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
+    absent, nowhere, false = absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
     return Batch(
         headers=tuple(headers),
         starts=starts,
@@ -285,7 +285,8 @@ def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[Chan
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
-def _absent_channel(episodes: int) -> Channel:
+def absent_channel(episodes: int) -> Channel:
+    """Return a channel that none of the episodes recorded."""
     return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
 
 

@@ -172,11 +172,11 @@ def render_report(
     survey: Survey | None = None,
 ) -> str:
     """Return the report of all judged episodes as one self-contained HTML page; reads the records again unless there is
-    a `survey` of them. Without `has_extras` it omits rendered pictures and results under varied physics. In
-    `page_folder`, it links to films.
+    a `survey` of them, which is then used up. Without `has_extras` it omits rendered pictures and results under varied
+    physics. In `page_folder`, it links to films.
     """
     paths = judged.paths if has_extras else ()
-    drawn, kept, bodies = (survey or Survey()).take_drawn(judged)
+    records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
         judged.records.read_sparsely([]),
@@ -189,7 +189,7 @@ def render_report(
     names = [source.policy_names for source in judged.records.sources]
     return page.render_page(
         judged.scores,
-        judged.records.append_headers(kept, drawn),
+        records,
         judged.ruleset,
         title=title,
         provenance=judged.provenance,

@@ -57,22 +57,24 @@ class Survey:
         if sum(len(part) for part, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
             self._kept = list(_select_kept(self._kept, {*self._worst.tolist()}))
 
-    def take_drawn(self, judged: Judged) -> tuple[set[int], list[Batch], list[BodyViolation]]:
-        """Return the indices of the episodes that the page draws, their records, and the bodies of all violations. The
-        records are read again unless this survey is complete.
+    def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
+        """Return the records of the episodes that the page draws, with the headers of all others, and the bodies of all
+        violations; forget both. The records are read again unless this survey is complete.
         """
         drawn = {*drawn_episodes(judged.scores)}
-        if not self.is_complete:
-            read: list[Batch] = []
-            chunks = judged.records.read_chunks(drawn, read)
-            bodies = list(find_bodies(chunks, judged.scores, judged.ruleset))
-            return drawn, read, bodies
-        kept = list(_select_kept(self._kept, drawn))
-        others = judged.records.read_episodes(sorted(drawn - {k for numbers, _ in kept for k in numbers}))
-        return drawn, [*(batch for _, batch in kept), *([others] if others else [])], self._bodies
+        if self.is_complete:
+            bodies, kept = self._bodies, list(_select_kept(self._kept, drawn))
+            self.restart()
+            others = judged.records.read_episodes(sorted(drawn - {k for numbers, _ in kept for k in numbers}))
+            batches = [*(batch for _, batch in kept), *([others] if others else [])]
+        else:
+            batches = []
+            bodies = list(find_bodies(judged.records.read_chunks(drawn, batches), judged.scores, judged.ruleset))
+        self.is_complete = False
+        return judged.records.append_headers(batches, drawn), bodies
 
 
-_MOST_SPARE = 100  # episodes that are kept although others turned out to be worse
+_MOST_SPARE = 32  # episodes that are kept although others turned out to be worse
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:
