@@ -124,8 +124,8 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     for --rules as-judged. Older files are replaced together, so scores and report always match. Raises `FileError` if
     writing fails.
     """
+    html = render_report(judged, page_folder=out, survey=survey)  # first, as it gives the survey's records away
     contents = score_files(judged)
-    html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # The rules of older scores are replaced in the same step, also by the default rules.
