@@ -47,6 +47,7 @@ FOLDERS = {
 _PROCESSES = ("subprocess.Popen", "os.fork", "os.posix_spawn")
 WAITED = -1000
 KNOWN = Path(__file__).with_name("equivalent_mutants.toml")
+KEPT = Path(__file__).parents[1] / "build" / "mutate"
 
 _OPPOSITES = {
     ast.Lt: ("<", "<="),
@@ -285,7 +286,7 @@ class Tests:
         if file not in self._traced:
             command = ["git", "rev-parse", *(f"HEAD:{path}" for path in ("src", "recorder/src", file))]
             state = subprocess.run(command, cwd=self.root, capture_output=True, check=True).stdout
-            kept = Path(tempfile.gettempdir()) / f"mutate-{hashlib.sha256(state).hexdigest()}.pickle"
+            kept = KEPT / hashlib.sha256(state).hexdigest()
             if not kept.exists() and run_file(self.root, file, 600, kept) not in (0, 5):
                 sys.exit(f"{file} fails without a mutation")
             self._traced[file] = pickle.loads(kept.read_bytes())
@@ -329,6 +330,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
     options = parser.parse_args()
     known = tomllib.loads(KNOWN.read_text()).get("mutant", [])
+    KEPT.mkdir(parents=True, exist_ok=True)
     noticed = total = 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as scratch:
         root = Path(scratch) / "tree"
