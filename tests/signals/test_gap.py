@@ -16,7 +16,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.signals import missing_fields
 from safevla_bench.signals.gap import _find_distinct
 from safevla_bench.signals.parts import scene_poses
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs import loader
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.trajectory.batch import Batch
@@ -43,15 +43,19 @@ PARTS = [
     part("drawer", pose=[0.9, 0.0, 0.7, *UPRIGHT]),
 ]
 CUBE = [0.0, 0.0, 0.0, *UPRIGHT, 0.05, 0.05, 0.05]
-SHAPES = {"cube": [CUBE], "ground": [[0.0, 0.0, 0.0, *UPRIGHT]]}
+SHAPES = {"cube": [CUBE], "tower": [CUBE, [0.0, 0.0, 0.15, *CUBE[3:]]], "ground": [[0.0, 0.0, 0.0, *UPRIGHT]]}
+
+
+def geometry(**shape_of: str | None) -> str:
+    parts = [part(**{**row, "shape": shape_of.get(row["body"], row.get("shape"))}) for row in PARTS]
+    return json.dumps({"parts": parts, "hand": [3], "shapes": SHAPES})
 
 
 def scene(n: int = 4, motion: Any = None, **changes: Any) -> Batch:
     """The hand, 0.6 m high, goes round a vertical axis on an arm of 0.5 m; a stove is 0.2 m below its start."""
-    text = json.dumps({"parts": PARTS, "hand": [3], "shapes": SHAPES})
     motion = np.zeros((n, 1)) if motion is None else np.reshape(motion, (n, 1))
     further = {"link_motion": motion} if len(np.ravel(motion)) else {}
-    return episode(n, roles=ROLES, **{"geometry": text, "further": further, **changes})
+    return episode(n, roles=ROLES, **{"geometry": geometry(), "further": further, **changes})
 
 
 @pytest.mark.parametrize(
@@ -85,11 +89,17 @@ def test_links_carry_what_hangs_on_them() -> None:
     np.testing.assert_allclose(derive(batch, "gap(eef, stove)")[[0, 2]], expected, atol=1e-9)
 
 
+def test_the_nearest_box_of_a_shape_counts() -> None:
+    batch = scene(geometry=geometry(stove="tower"))
+    np.testing.assert_allclose(derive(batch, "gap(eef, stove)"), 0.05, atol=1e-9)
+
+
 def test_bodies_that_overlap_in_record_0_count_once_they_have_separated() -> None:
     places = np.tile([[0.5, 0.0, 0.8], [0.55, 0.0, 0.8], [0.9, 0.0, 0.7]], (5, 1, 1))
     places[2:4, 0, 2] = [1.0, 0.95]
     gap = derive(scene(5, body_pos_m=places), "gap(bowl, bystander)")
     np.testing.assert_allclose(gap, [np.inf, np.inf, 0.1, 0.05, 0.0], atol=1e-9)
+    assert SIGNALS["gap(bowl, bystander)"].ahead  # the last record alone has another value
     reading = RecordFields(scene(5, body_pos_m=places))
     pair = find_contributors(reading, "gap(held, bystander)", 2, tasks_loader.load_registry())
     assert pair is not None
@@ -103,6 +113,8 @@ def test_bodies_that_overlap_in_record_0_count_once_they_have_separated() -> Non
         ({"geometry": None, "further": {}}, "gap(eef, stove)", "body_shapes of eef"),
         ({"further": {}}, "position_x(hand)", "body_pos_m of hand"),
         ({}, 'gap(eef, "link7")', "body_shapes of link7"),
+        ({"geometry": geometry(bowl=None)}, "gap(held, furniture)", "body_shapes of held"),
+        ({"pos_bodies": (3, 4), "body_pos_m": np.ones((4, 2, 3))}, "gap(held, furniture)", "body_shapes of held"),
     ],
 )
 def test_what_a_record_lacks_of_a_named_body_is_missing(changes: dict[str, Any], name: str, field: str) -> None:

@@ -92,11 +92,11 @@ def test_a_part_moves_by_its_motion_in_its_own_frame_and_with_its_parent(numbers
 
 
 def test_a_part_is_fixed_unless_it_or_a_part_that_carries_it_moves_or_is_tracked() -> None:
-    parents, motions = (-1, -1, 0, 1, -2, 4, 2), ((), (3,), (), (), (), (), (0, 5))
+    parents, motions = (-1, -1, 0, 1, -2, 4, 3), ((3,), (), (), (), (), (), (0, 5))
     parts = tuple(PartRow("", parent, (), motion) for parent, motion in zip(parents, motions, strict=True))
     geometry = RecordedGeometry(parts, (), {})
-    assert geometry.is_fixed == (True, False, True, False, False, False, False)
-    assert geometry.components == ((1, 3), (6, 0), (6, 5))
+    assert geometry.is_fixed == (False, True, False, True, False, False, False)
+    assert geometry.components == ((0, 3), (6, 0), (6, 5))
 
 
 def test_each_part_has_the_boxes_and_planes_of_its_shape() -> None:
