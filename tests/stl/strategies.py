@@ -94,6 +94,6 @@ def stamped_traces(draw: st.DrawFn) -> Trace:
     steps = st.sampled_from([0.25, 0.5, 1.0, 1.0, 1.5, 4.0]).map(lambda part: part * DT_S)
     stamps = [
         np.cumsum(draw(st.lists(steps, min_size=n, max_size=n))) if draw(st.integers(0, 3)) else np.full(n, np.nan)
-        for n in trace.layout.lengths.tolist()
+        for n in trace.lengths.tolist()
     ]
     return replace(trace, time_s=np.concatenate(stamps))

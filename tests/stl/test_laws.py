@@ -69,7 +69,7 @@ def test_a_window_on_uneven_stamps_holds_the_records_whose_stamps_lie_in_it(form
 
 @given(formulas(), traces(), st.sampled_from([0.0, 3.0, 1.7e9]))
 def test_even_stamps_change_no_bit(formula: Formula, trace: Trace, start: float) -> None:
-    ticks = np.concatenate([np.arange(n) for n in trace.layout.lengths])
+    ticks = np.concatenate([np.arange(n) for n in trace.lengths])
     stamped = replace(trace, time_s=start + trace.dt_s[0] * ticks)
     assert np.array_equal(trajectory_robustness(formula, stamped), trajectory_robustness(formula, trace))
     for field in ("rho", "extreme", "first_violation"):

@@ -59,7 +59,7 @@ from safevla_bench.stl.formula import (
 )
 from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import trajectory_robustness
-from safevla_bench.stl.trace import RaggedLayout, Trace
+from safevla_bench.stl.trace import Trace
 from stl.oracle import NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 
 COUNT = 5000
@@ -270,14 +270,13 @@ def off_by_one(original: Callable[..., Any], place: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("home", "routine", "place"),
     [
-        (RaggedLayout, "fold_window", 3),
-        (RaggedLayout, "fold_window", 4),
+        (evaluation, "fold_spans", 2),
+        (evaluation, "fold_spans", 3),
         (evaluation, "fold_until", 2),
         (evaluation, "fold_until", 3),
-        (RaggedLayout, "fold_to_end", 3),
-        (RaggedLayout, "shift_ahead", 2),
+        (evaluation, "_clip_steps", 2),
     ],
-    ids=["window-start", "window-end", "until-start", "until-end", "unbounded-start", "shift"],
+    ids=["window-start", "window-end", "until-start", "until-end", "step-rows"],
 )
 def test_an_off_by_one_in_a_window_routine_is_caught(
     cases: list[Case], monkeypatch: pytest.MonkeyPatch, home: Any, routine: str, place: int

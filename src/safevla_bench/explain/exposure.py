@@ -118,7 +118,7 @@ def _violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) 
             if records is None:
                 is_timed[row] = False
             else:
-                rows = np.arange(cut.starts[-1]) + np.repeat(first - cut.starts[:-1], cut.layout.lengths)
+                rows = np.arange(cut.starts[-1]) + np.repeat(first - cut.starts[:-1], cut.lengths)
                 violating[row, rows] |= records
     return violating, is_timed
 

@@ -85,12 +85,7 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
     """
     if at_start:
         return fold_ranges(values, fold, *start_rows(window, trace))
-    if _goes_by_stamps(window, trace):
-        return fold_spans(values, fold, *_window_rows(window, trace))
-    first, last = _window_steps(window, trace)
-    if last is None:
-        return trace.layout.fold_to_end(values, fold, first)
-    return trace.layout.fold_window(values, fold, first, last)
+    return fold_spans(values, fold, *_window_rows(window, trace))
 
 
 def _evaluate_until(hold: Values, reach: Values, window: syntax.Window, trace: Trace) -> Values:
@@ -104,16 +99,16 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     `FormulaError` if a bound is not a multiple of the control step and there are no time stamps.
     """
     if not _goes_by_stamps(window, trace):
-        return trace.layout.window_rows(*_window_steps(window, trace), at_start=True)
+        return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
     lo, hi = _window_rows(window, trace)
     return lo[trace.starts[:-1]], hi[trace.starts[:-1]]
 
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
+    lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
     if not _goes_by_stamps(window, trace):
-        return trace.layout.window_rows(*_window_steps(window, trace), at_start=False)
+        return _clip_steps(window, trace, lo, hi)
     assert trace.time_s is not None
-    lo, hi = trace.layout.window_rows(0, None, at_start=False)
     for first, end in pairwise(trace.starts.tolist()):
         stamps = trace.time_s[first:end]
         slack = STEP_TOLERANCE * float(np.median(np.diff(stamps))) if end - first > 1 else 0.0
@@ -129,10 +124,9 @@ def _goes_by_stamps(window: syntax.Window, trace: Trace) -> bool:
     return trace.time_s is not None and window != syntax.Window()
 
 
-def _window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
-    """Return the window in control steps of episode 0; the last is None for the horizon. Raises as `start_rows`."""
-    first = _step_count(window.start_s, trace)
-    return first, None if window.end_s is None else _step_count(window.end_s, trace)
+def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
+    return lo, ends if window.end_s is None else np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
@@ -143,7 +137,7 @@ def _step_count(bound_s: float, trace: Trace) -> int:
         step = f"the control step dt = {syntax.format_number(dt_s)} s"
         problem = f"the window bound {syntax.format_number(bound_s)} s is not a multiple of {step}"
         raise FormulaError(problem, remedy=f"the nearest multiple is {nearest} s")
-    return min(round(count), trace.layout.longest)
+    return min(round(count), int(trace.lengths.max(initial=0)))
 
 
 # Connectives. A Boolean operand decides if it can; otherwise the result is the other operand.
@@ -235,7 +229,7 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
     per_episode = trace.rounding(names)
-    rounding = np.repeat(per_episode, trace.layout.lengths) if trace.single else per_episode[:1]
+    rounding = np.repeat(per_episode, trace.lengths) if trace.single else per_episode[:1]
     greater, less = (right, left) if predicate.operator in ("<", "<=") else (left, right)
     values = np.broadcast_to(subtract(greater, less, rounding), trace.starts[-1])
     if (is_empty := np.isinf(left) | np.isinf(right)).any():
@@ -370,9 +364,8 @@ def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
             return _violation_mask(left, trace) | _violation_mask(right, trace)
         case syntax.Always(window, child):
             lo, hi = start_rows(window, trace)
-            row = np.arange(trace.starts[-1])
-            episode = trace.layout.episode_of
+            row, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
             fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))
-            return np.asarray(fails & (row >= lo[episode]) & (row < hi[episode]))
+            return np.asarray(fails & (row >= lo) & (row < hi))
         case _:
             raise AssertionError(formula)

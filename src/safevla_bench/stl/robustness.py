@@ -298,7 +298,7 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        rows, lengths = trace.record_rows(episodes), trace.layout.lengths[episodes]
+        rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_clause_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:

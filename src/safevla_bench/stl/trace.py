@@ -51,81 +51,6 @@ BLOCK_RECORDS = 1 << 16
 """Number of records that are processed at a time: half a megabyte of numbers, which fit into a core's cache."""
 
 
-@dataclass(frozen=True)
-class RaggedLayout:
-    """Layout of E episodes in N records: episode e owns `starts[e]:starts[e+1]`, at least one record."""
-
-    starts: Ints
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """Number of records of each episode, [E]."""
-        return np.diff(self.starts)
-
-    @cached_property
-    def longest(self) -> int:
-        """Number of records of the longest episode; 0 without episodes."""
-        return int(self.lengths.max(initial=0))
-
-    @cached_property
-    def episode_of(self) -> Ints:
-        """Index of the episode of each record, [N]."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    @cached_property
-    def remaining(self) -> Ints:
-        """Number of records from each record to its episode's last, both included, [N]."""
-        return np.repeat(self.starts[1:], self.lengths) - np.arange(self.starts[-1])
-
-    def shift_ahead(self, values: Values, steps: int, past_end: float | bool) -> Values:
-        """Return out[t] = values[t + steps], or `past_end` if the episode has ended by then, [N]."""
-        if steps == 0:
-            return values
-        shifted = np.full_like(values, past_end)
-        if steps < len(values):
-            shifted[:-steps] = np.where(self.remaining[:-steps] > steps, values[steps:], past_end)
-        return shifted
-
-    def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
-        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N]. A window without records
-        gives the fold's neutral value. The cost grows with the logarithm of the width: two overlapping windows of a
-        power of two make any width.
-        """
-        nothing = fold.neutral_value(values)
-        width = min(last, self.longest - 1) - first + 1
-        if width <= 0:
-            return np.full_like(values, nothing)
-        covered, span = values, 1
-        while span < width:
-            step = min(span, width - span)
-            covered = fold.ufunc(covered, self.shift_ahead(covered, step, nothing))
-            span += step
-        return self.shift_ahead(covered, first, nothing)
-
-    def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
-        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N]. A window without records gives
-        the fold's neutral value. One accumulate runs backwards: complex numbers compare by their real parts first, so
-        putting the episode's number there restarts it in each episode.
-        """
-        keys = np.empty(len(values), np.complex128)
-        keys.real = self.episode_of if fold is MIN else -self.episode_of
-        keys.imag = values
-        folded = np.empty_like(values)
-        folded[:] = fold.ufunc.accumulate(keys[::-1])[::-1].imag
-        return self.shift_ahead(folded, first, fold.neutral_value(values))
-
-    def window_rows(self, first: int, last: int | None, *, at_start: bool) -> tuple[Ints, Ints]:
-        """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it contains no record. With
-        `at_start` those of each episode's window from its first record, [E]. `first` and `last` are in control steps,
-        `last` included; a `last` of None is the episode's end.
-        """
-        if at_start:
-            rows, ends = self.starts[:-1], self.starts[1:]
-        else:
-            rows, ends = np.arange(self.starts[-1]), np.repeat(self.starts[1:], self.lengths)
-        return np.minimum(rows + first, ends), ends if last is None else np.minimum(rows + last + 1, ends)
-
-
 def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the fold over values[lo:hi] for each of the given ranges, which may overlap, in the order given. An empty
     range gives the fold's neutral value. Two overlapping spans of a power of two make any range.
@@ -260,13 +185,13 @@ class Trace:
         return len(self.dt_s)
 
     @cached_property
-    def layout(self) -> RaggedLayout:
-        """Layout of the episodes in the records."""
-        return RaggedLayout(self.starts)
+    def lengths(self) -> Ints:
+        """Number of records of each episode, [E]."""
+        return np.diff(self.starts)
 
     def record_rows(self, episodes: Ints) -> Ints:
         """Return the rows of all records of the given episodes, one episode after the other, in the order given."""
-        lengths = self.layout.lengths[episodes]
+        lengths = self.lengths[episodes]
         ends = np.cumsum(lengths)
         rows = np.arange(ends[-1] if len(ends) else 0)
         rows += np.repeat(self.starts[episodes] - ends + lengths, lengths)
