@@ -50,6 +50,8 @@ def entrant(
         is_judged=np.ones(n, dtype=np.bool_),
         stopped_on_violation=np.zeros(n, dtype=np.bool_),
         starts=np.arange(n),
+        progress=np.full(n, np.nan),
+        engaged=np.full(n, np.nan),
     )
 
 

@@ -150,6 +150,8 @@ def behind(name, success, safe, *changes):
         is_judged=every,
         stopped_on_violation=none,
         starts=np.arange(len(none)),
+        progress=0.5 * unsafe,
+        engaged=0.5 * unsafe,
         changes=tuple(ActionChanges(*change) for change in changes),
     )
 

@@ -20,7 +20,6 @@ from safevla_bench.compare import policy_results
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
-    TaskValues,
     add_extremes,
     interval_bounds,
     is_better,
@@ -212,16 +211,6 @@ class _Measured:
     by_task: Floats
     by_state: Floats | None
 
-    def put(self, rows: Ints, other: _Measured) -> _Measured:
-        differences, by_task = [*self.differences], self.by_task.copy()
-        by_task[rows] = other.by_task
-        by_state = None if self.by_state is None else self.by_state.copy()
-        if by_state is not None:
-            by_state[rows] = other.by_state
-        for row, item in zip(rows.tolist(), other.differences, strict=True):
-            differences[row] = item
-        return _Measured(differences, by_task, by_state)
-
 
 @dataclass(frozen=True)
 class _SuiteResults:
@@ -250,22 +239,10 @@ class _SuiteResults:
             filled = np.nan_to_num(gaps)
             by_task = filled @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, filled if METRICS[metric].unit else None)
-        first, second = (
-            [self.samples(k, metric, end) for k in column]
-            for column, end in zip(numbers.T.tolist(), fill or (None, None), strict=True)
-        )
+        ends = fill or (None, None)
+        values = {end: [values_by_task(member, metric, end) for member in self.members] for end in {*ends}}
+        first, second = ([values[end][k] for k in column] for column, end in zip(numbers.T.tolist(), ends, strict=True))
         return _Measured(*unpaired_differences(names, (first, second), self._planned_tasks, metric, options), None)
-
-    def samples(self, k: int, metric: str, fill: float | None = None) -> TaskValues:
-        """Return policy k's values by task, with `fill` for each unknown one."""
-        key = k, metric, fill
-        if key not in self._samples:
-            self._samples[key] = values_by_task(self.members[k], metric, fill)
-        return self._samples[key]
-
-    @cached_property
-    def _samples(self) -> dict[tuple[int, str, float | None], TaskValues]:
-        return {}
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
@@ -329,10 +306,9 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     pairs = np.array(list(combinations(numbers, 2)))
     known = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    rows = np.flatnonzero(unknown)
     # The episodes that count for P[U|S] are unknown, so it has no extremes.
-    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and len(rows) else ()
-    extremes = [known.put(rows, scope.measure(pairs[rows], metric, options, fill)) for fill in fills]
+    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
+    extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
         add_extremes(item, [end.differences[k] for end in extremes], count) if count else item
         for k, (item, count) in enumerate(zip(known.differences, unknown.tolist(), strict=True))
@@ -353,31 +329,33 @@ _MOST_TIPPING = 10  # maximum number of pairs with a tipping point: sentences na
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     means, is_single = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
-    n, total = len(means), float(means.sum())
-    if METRICS[metric].unit and is_single:
-        interval = wilson_interval(int(total), n, options.confidence)
+    is_counted = bool(METRICS[metric].unit) and is_single
+    return _make_standing(pairs.results[k].name, means, means, None, options, is_counted=is_counted)
+
+
+def _make_standing(
+    policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
+) -> PolicyStanding:
+    """Return the mean of values [n], whose interval is that of their count or of the weighted means by start."""
+    n, total = len(values), float(values.sum())
+    if is_counted:
+        interval = wilson_interval(total, n, options.confidence)
     else:
-        interval = bounded_mean_interval(means, options.confidence)
-    value = total / n if n else None
-    return PolicyStanding(policy=pairs.results[k].name, n=n, value=value, ci=interval_bounds(interval))
+        interval = bounded_mean_interval(means, options.confidence, weights)
+    return PolicyStanding(policy=policy, n=n, value=total / n if n else None, ci=interval_bounds(interval))
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
     """Yield each policy's value over its episodes of the tasks in which all have a value; None without such tasks."""
-    by_policy = [scope.samples(k, metric) for k in range(len(scope.members))]
+    by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
         every = np.concatenate([np.zeros(0), *(one.values for one in samples)])
-        n, total = len(every), float(every.sum())
-        if METRICS[metric].unit and not any(one.by_start.is_clustered for one in samples):
-            interval = wilson_interval(total, n, options.confidence)
-        else:
-            means = np.concatenate([np.zeros(0), *(one.by_start.means for one in samples)])
-            weights = np.concatenate([np.zeros(0), *(one.by_start.shares * len(one.values) for one in samples)])
-            interval = bounded_mean_interval(means, options.confidence, weights / n if n else None)
-        value = total / n if n else None
-        yield PolicyStanding(policy=member.name, n=n, value=value, ci=interval_bounds(interval))
+        means = np.concatenate([np.zeros(0), *(one.by_start.means for one in samples)])
+        weights = np.concatenate([np.zeros(0), *(one.by_start.shares * len(one.values) for one in samples)])
+        is_counted = bool(METRICS[metric].unit) and not any(one.by_start.is_clustered for one in samples)
+        yield _make_standing(member.name, every, means, weights / max(1, len(every)), options, is_counted=is_counted)
 
 
 # Verdicts
@@ -455,7 +433,9 @@ def _find_tipping(
             scope.pairs.count_outcomes((mine, theirs), metric, best),
             lambda units: is_better(units, options.confidence, paired=True),
         )
-    known, filled, others = (scope.samples(k, metric, fill) for k, fill in ((mine, None), (mine, best), (theirs, best)))
+    known, filled, others = (
+        values_by_task(scope.members[k], metric, fill) for k, fill in ((mine, None), (mine, best), (theirs, best))
+    )
     shared = sorted({*filled} & {*others})
     if any(side[task].by_start.is_clustered for side in (filled, others) for task in shared):
         return None

@@ -35,7 +35,6 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if the confidence is not a fraction between 0 and 1."""
         if not 0 < self.confidence < 1:
             remedy = "Use a fraction between 0 and 1, such as 0.95; on the command line a percentage."
             raise SafevlaError(f"invalid confidence {self.confidence:g}", remedy=remedy)

@@ -193,7 +193,9 @@ def pair_episodes(
     is_planned = np.array([[key in of_policy for key in keys] for of_policy in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
     if not across_tasks:
-        _require_same_tasks(paired)
+        for name, names, episodes in _find_differences(paired, _TASKS):
+            problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
+            raise RunError(problem, remedy=policy_results.SAME_TASKS)
     _require_same_starts(paired)
     return paired
 
@@ -250,12 +252,6 @@ def _require_same_starts(paired: PairedResults) -> None:
             raise RunError(problem, remedy=remedy)
 
 
-def _require_same_tasks(paired: PairedResults) -> None:
-    for name, names, episodes in _find_differences(paired, _TASKS):
-        problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
-        raise RunError(problem, remedy=policy_results.SAME_TASKS)
-
-
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
     """Return the names of `TASK_FIELDS` in which pairs of the policies differ."""
     return tuple(name for name, *_ in _find_differences(paired, _TASKS))
@@ -291,11 +287,10 @@ TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
 """Fields that say which task an episode ran, and how they are read; "" = unknown, which differs from nothing."""
 
 
-def _ignore_results(read: Callable[[Header], object]) -> Callable[[policy_results.PolicyResults, Header], object]:
-    return lambda _, header: read(header)
-
-
-_TASKS = {name: _ignore_results(read) for name, read in TASK_FIELDS.items()}
+_TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
+    name: lambda _, header, read=read: read(header)  # type: ignore[misc]
+    for name, read in TASK_FIELDS.items()
+}
 
 
 def _values_by_start(

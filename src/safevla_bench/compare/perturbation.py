@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
+from operator import eq
 from typing import TypeVar
 
 import msgspec
@@ -183,17 +184,12 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
 
     Yields nothing if every policy has changes, or initial states are paired instead of episodes.
     """
-    changes = [join_changes(result.changes) for result in pairs.results]
+    names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unchanged = [k for k, total in enumerate(changes) if not total.changed]
     for k, total in enumerate(changes):
         if total.changed and unchanged and not pairs.by_state:
-            nearest = max(unchanged, key=lambda other: _likeness(pairs.results, k, other))
+            nearest = max(unchanged, key=lambda other: sum(takewhile(bool, map(eq, names[k], names[other]))))
             yield _measure(pairs, k, nearest, total)
-
-
-def _likeness(results: Sequence[PolicyResults], k: int, other: int) -> int:
-    letters = zip(results[k].name, results[other].name, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], letters))
 
 
 def _measure(pairs: PairedResults, k: int, other: int, total: ActionChanges) -> Intervention:

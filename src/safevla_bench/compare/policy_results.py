@@ -14,13 +14,14 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
+from safevla_bench.judging.rates import OUTCOME_FIELDS, EpisodeOutcomes
 from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.tasks.identity import has_official_source, judge_identity
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
-from safevla_recorder.episode import Bools, Floats, Ints
+from safevla_recorder.episode import Bools, Ints
 from safevla_recorder.identity import UNKNOWN, is_other_code
 from safevla_recorder.simulator_versions import physics_versions, results_version
 
@@ -30,8 +31,8 @@ TaskKey = tuple[str, str]  # suite and task
 Protocols = Sequence[Mapping[str, object]]  # of the sources that state one; if any differ, no episodes are paired
 
 
-@dataclass(frozen=True)
-class PolicyResults:
+@dataclass(frozen=True, kw_only=True)
+class PolicyResults(EpisodeOutcomes):
     """One policy's episodes with a value, [n].
 
     `lost` are the others: crashed, stopped before any violation, or without their record.
@@ -40,11 +41,6 @@ class PolicyResults:
     name: str
     source: str
     headers: tuple[Header, ...]
-    success: Bools
-    unsafe: Bools
-    vsi: Floats
-    is_counted: Bools  # True if the episode ran to its end; otherwise `success` is undefined
-    is_judged: Bools  # True if there is a verdict; otherwise safety is unknown
     stopped_on_violation: Bools
     """True if a violation stopped the episode: then only Safety of its suite is known."""
     starts: Ints  # equal for episodes of one task and start
@@ -59,9 +55,6 @@ class PolicyResults:
     """The values that fix the start of each RoboCasa episode that records them."""
     left_out_clauses: tuple[str, ...] = ()
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
-    progress: Floats = field(default_factory=lambda: np.empty(0))
-    engaged: Floats = field(default_factory=lambda: np.empty(0))
-    """Policies are not compared by progress and engagement, so both are empty."""
     changes: tuple[ActionChanges, ...] = ()  # changes by a filter in each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """The code that recorded its runs, see `sources.runs.folder.recorded_code`; empty = an archive, which has none."""
@@ -71,7 +64,6 @@ class PolicyResults:
 
     @property
     def tasks(self) -> list[TaskKey]:
-        """Suite and task of each episode, [n]."""
         return [(header.benchmark, header.task_id) for header in self.headers]
 
     @property
@@ -104,7 +96,6 @@ class PolicyResults:
 
     @property
     def lost_tasks(self) -> list[TaskKey]:
-        """Suite and task of each lost episode."""
         return [(episode.benchmark, episode.task_id) for episode in self.lost]
 
     def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
@@ -113,11 +104,9 @@ class PolicyResults:
         return replace(self.select_episodes(index), lost=tuple(filter(keep, self.lost)))
 
     def select_suite(self, suite: str | None) -> PolicyResults:
-        """Return the results of one suite, including lost episodes; None = all."""
         return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
 
     def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
-        """Return the results with other names for suites, old -> new."""
         headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
         lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
         return replace(self, headers=tuple(headers), lost=tuple(lost))
@@ -132,7 +121,7 @@ class PolicyResults:
         )
 
 
-_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation", "starts")
+_EPISODE_ARRAYS = (*OUTCOME_FIELDS, "stopped_on_violation", "starts")
 _BY_EPISODE = ("earlier_resets", "kitchens")
 
 
@@ -163,16 +152,12 @@ def split_by_policy(
             name=policy or UNNAMED,
             source=source,
             headers=tuple(headers[e] for e in index),
-            success=own.success,
-            unsafe=own.unsafe,
-            vsi=own.vsi,
-            is_counted=own.is_counted,
-            is_judged=own.is_judged,
+            **{name: getattr(own, name) for name in OUTCOME_FIELDS},
             stopped_on_violation=own.is_stopped_on_violation,
             starts=own.start,
             lost=(
                 *(episode for episode in scores.absent if episode.policy == policy),
-                *(_stopped_episode(headers[e]) for e in stopped),
+                *(AbsentEpisode.from_row(headers[e], outcome=headers[e].outcome_label) for e in stopped),
             ),
             left_out=tuple(left_out),
             protocol=protocol,
@@ -183,11 +168,6 @@ def split_by_policy(
         )
         results.append(result)
     return results
-
-
-def _stopped_episode(header: Header) -> AbsentEpisode:
-    names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
-    return AbsentEpisode(outcome=header.outcome_label, **{name: getattr(header, name) for name in names})
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -368,15 +348,13 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     return cells
 
 
-def _name_simulator_code(header: Header) -> str:
-    """Official simulator code has one text, since several distributions hold the same tasks."""
-    return "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
-
-
 IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "task definition": lambda header: (header.task_sha256 or "")[:12],
     "initial states": lambda header: (header.init_states_sha256 or "")[:12],
-    "simulator code": _name_simulator_code,
+    # Official simulator code has one text, since several distributions hold the same tasks.
+    "simulator code": lambda header: (
+        "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
+    ),
 }
 """Fields that prove which task an episode ran, and how they are read; "" = unknown."""
 

@@ -96,7 +96,6 @@ class SeriesPoint:
 
     @property
     def name(self) -> str:
-        """The label as printed."""
         return format_compact(self.label)
 
 
@@ -134,7 +133,6 @@ class SeriesComparison:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of the series, in order of first appearance."""
         return tuple(dict.fromkeys(curve.series for curve in self.curves))
 
     @property

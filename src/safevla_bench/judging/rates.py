@@ -6,15 +6,15 @@ Each metric is computed over the episodes where it is defined, and carries their
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.judging.scores import Bools, Floats, IntervalMethod, Ints
+from safevla_bench.judging.scores import IntervalMethod, Scores
 from safevla_bench.statistics.intervals import (
     Interval,
     bootstrap_means,
@@ -24,6 +24,7 @@ from safevla_bench.statistics.intervals import (
     wilson_interval,
 )
 from safevla_bench.text import format_fixed
+from safevla_recorder.episode import Bools, Floats, Ints
 
 BOOTSTRAP_SEED = 0
 LEAST_UNSAFE = 10
@@ -33,27 +34,9 @@ Given = Literal["ended", "judged", "both", "success", "unsafe"]
 """Episodes that ran to their end, judged ones, both, the successes among both, unsafe ones."""
 
 
-class Outcomes(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOutcomes:
     """Outcomes of n episodes, [n] each; `success` and `unsafe` are undefined for episodes not counted or judged."""
-
-    @property
-    def success(self) -> Bools: ...
-    @property
-    def unsafe(self) -> Bools: ...
-    @property
-    def vsi(self) -> Floats: ...
-    @property
-    def is_counted(self) -> Bools: ...
-    @property
-    def is_judged(self) -> Bools: ...
-    @property
-    def progress(self) -> Floats: ...
-    @property
-    def engaged(self) -> Floats: ...
-
-
-class EpisodeOutcomes(NamedTuple):
-    """`Outcomes` of a selection of episodes, [n] each."""
 
     success: Bools
     unsafe: Bools
@@ -64,9 +47,12 @@ class EpisodeOutcomes(NamedTuple):
     engaged: Floats
 
 
-def select_outcomes(outcomes: Outcomes, members: NDArray[np.int64]) -> EpisodeOutcomes:
+OUTCOME_FIELDS = tuple(own.name for own in fields(EpisodeOutcomes))
+
+
+def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcomes:
     """Return the outcomes of the episodes at these indices [n]."""
-    return EpisodeOutcomes(*(getattr(outcomes, name)[members] for name in EpisodeOutcomes._fields))
+    return EpisodeOutcomes(**{name: getattr(scores, name)[members] for name in OUTCOME_FIELDS})
 
 
 @dataclass(frozen=True)
@@ -80,7 +66,7 @@ class Metric:
     key: str
     label: str
     meaning: str
-    read: Callable[[Outcomes], Bools | Floats]
+    read: Callable[[EpisodeOutcomes], Bools | Floats]
     given: Given
     better: Literal["high", "low"]
     unit: Literal["%", ""] = "%"
@@ -97,12 +83,10 @@ class Metric:
 
     @property
     def scale(self) -> int:
-        """The factor of printed values."""
         return 100 if self.unit else 1
 
     @property
     def digits(self) -> int:
-        """Decimals of printed values."""
         return 1 if self.unit else 3
 
     @property
@@ -110,10 +94,9 @@ class Metric:
         return self.given != "ended"
 
     def format(self, value: Fraction | float) -> str:
-        """Return a value as printed, without its unit."""
         return format_fixed(self.scale * value, self.digits)
 
-    def values(self, outcomes: Outcomes) -> Floats:
+    def values(self, outcomes: EpisodeOutcomes) -> Floats:
         """Return the metric of each episode, [n]; proportions as 0 and 1, NaN if unknown."""
         is_complete = outcomes.is_judged & outcomes.is_counted
         is_known = {

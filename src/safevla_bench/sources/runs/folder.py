@@ -84,6 +84,11 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
     vsi: ClassVar[None] = None
     standin_assets: ClassVar[None] = None
 
+    @classmethod
+    def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
+        """Return the episode with the fields of a row of a table, or of a header, and these values."""
+        return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
+
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Wall-clock milliseconds of a policy's calls in one episode, of its inferences if it returns several actions at a
@@ -128,7 +133,6 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        """Episode id -> statement of its policy or server about itself."""
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:

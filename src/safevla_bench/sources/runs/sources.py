@@ -216,11 +216,12 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
         [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
         for of_source, names in zip(recorded, user_names, strict=True)
     ]
-    distinct = naming.distinguish_policies(identities, paths)
-    return [
-        source.rename_policies(_join_names(names, further))
-        for source, names, further in zip(sources, user_names, distinct, strict=True)
-    ]
+    renamed = []
+    for source, names, further in zip(sources, user_names, naming.distinguish_policies(identities, paths), strict=True):
+        others = {policy: name for policy, name in further.items() if policy not in names.values()}
+        own = {policy: further.get(name, name) for policy, name in names.items()}
+        renamed.append(source.rename_policies({**others, **own}))
+    return renamed
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
@@ -228,11 +229,6 @@ def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyI
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
     return list(dict.fromkeys(header.policy for batch in batches for header in batch.headers))
-
-
-def _join_names(names: naming.PolicyNames, further: naming.PolicyNames) -> naming.PolicyNames:
-    renamed = {policy: further.get(name, name) for policy, name in names.items()}
-    return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
 
 def open_source(path: Path) -> RecordSource:
@@ -302,8 +298,9 @@ def _open_folder(path: Path) -> RecordSource:
         files = parts.listed_parts(path) or parts.record_files(path)
         rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
     plan = run_folder.compare_plan(description, rows) if complete else _AS_PLANNED
-    absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
-    expected = [replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"]
+    absent = (*(run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"), *plan.missing)
+    recorded = (row for row in rows if row.outcome != "crashed")
+    expected = [run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_REASON) for row in recorded]
     lost = tuple(expected) if complete and rows else None
     return RecordSource(path, absent, description, read, tuple(files), lost, complete, plan=plan)
 
@@ -328,7 +325,3 @@ class _ScoredSource(msgspec.Struct):
 
 class _ScoredSources(msgspec.Struct):
     sources: msgspec.Raw
-
-
-def _absent_episode(row: run_folder.EpisodeRow) -> run_folder.AbsentEpisode:
-    return run_folder.AbsentEpisode(**{name: getattr(row, name) for name in run_folder.AbsentEpisode.__struct_fields__})
