@@ -104,7 +104,6 @@ class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def header(self) -> Header:
-        """Return the fields of the header as a `Header`, without bodies and number of records."""
         return Header(**{name: getattr(self, name) for name in Header.__struct_fields__})
 
 

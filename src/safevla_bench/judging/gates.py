@@ -230,10 +230,6 @@ class _CoveredEpisodes:
         index = np.array(places, dtype=np.int64)
         return np.bincount(index, values[chosen]), np.bincount(index)
 
-    def average_states(self, values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        sums, sizes = self.sum_states(values, chosen)
-        return np.asarray(sums / sizes, dtype=np.float64)
-
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
     rows = [
@@ -418,10 +414,11 @@ def _gather_values(
     (low, sizes), (high, _) = (
         scope.sum_states(np.where(is_known, values, fill), is_known | unknown) for fill in (0.0, 1.0)
     )
+    sums, known_sizes = scope.sum_states(values, is_known)
     reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(unknown))
     return _Values(
         n=int(is_known.sum()),
-        known=scope.average_states(values, is_known),
+        known=sums / known_sizes,
         low=low / sizes,
         high=high / sizes,
         sums=(high, low, sizes),

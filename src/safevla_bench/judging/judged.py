@@ -61,7 +61,6 @@ class JudgedSource:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policies in run.json, as renamed."""
         return tuple(name for name, _ in self._named_policies())
 
     @property
@@ -129,11 +128,9 @@ class ScoresFile(msgspec.Struct, frozen=True):
             return own
 
     def list_cells(self) -> list[metrics.Summary]:
-        """Return the summary of each policy × suite. Raises msgspec's errors for invalid content."""
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
-        """Return the archive digest of each source."""
         return [own.archive_sha256 for own in decode_json(self.sources, list[_WrittenSource])]
 
 

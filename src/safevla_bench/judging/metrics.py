@@ -147,7 +147,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
-        """Return the value of a metric of `HEADLINE`."""
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
 
 
@@ -282,12 +281,6 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
     return f"{stopped} stopped" if stopped else ""
 
 
-def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    """Return reason -> number of the episodes at these indices without a verdict, the most frequent first."""
-    reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~scores.is_judged[members]])
-    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
-
-
 def describe_unjudged(counts: Mapping[str, int]) -> str:
     """Describe how many episodes have no verdict, and why.
 
@@ -344,6 +337,8 @@ def _summarize_cell(
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     counted, judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe, both = scores.success[members], scores.unsafe[members], counted & judged
+    unjudged = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~judged])
+    identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
     logs, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
     telling, unknown = members[counted | judged], stop_reason(scores, members)
@@ -367,7 +362,7 @@ def _summarize_cell(
         failure_safe=int((both & ~success & ~unsafe).sum()),
         failure_unsafe=int((both & ~success & unsafe).sum()),
         judged=int(judged.sum()),
-        no_verdict=count_unjudged(scores, members),
+        no_verdict=dict(sorted(unjudged.items(), key=lambda item: (-item[1], item[0]))),
         rates=rates,
         means=severities
         | {"rho_min": rho_min, "peak_contact_force_n": force}
@@ -378,7 +373,7 @@ def _summarize_cell(
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
         followed_unsafe=_rate_replays(scores, members),
-        task_identity=_count_identities(scores, members),
+        task_identity={name: identities[name] for name in sorted(identities) if name not in ("", OFFICIAL)},
         simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
         logs=LogSummary(episodes=logs, inactive=inactive) if logs else msgspec.UNSET,
         unknown_starts=int((scores.start[members] < 0).sum()) or msgspec.UNSET,
@@ -391,11 +386,6 @@ def _rate_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.
         return msgspec.UNSET
     chosen = replays[~scores.is_marked(DIVERGED)[replays]]
     return Rate.of_values(UNSAFE_SUCCESS.values(select_outcomes(scores, chosen)), scores.start[chosen])
-
-
-def _count_identities(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    counts = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
-    return {identity: counts[identity] for identity in sorted(counts) if identity not in ("", OFFICIAL)}
 
 
 def _severity_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
@@ -493,7 +483,6 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
-    members: dict[str, list[int]] = {}
-    for k in np.flatnonzero(chosen).tolist():
-        members.setdefault(f"{scores.benchmark[k]} {scores.task_id[k]}", []).append(k)
-    return {task: np.array(indices) for task, indices in members.items()}
+    indices = np.flatnonzero(chosen)
+    groups = _group_episodes([f"{scores.benchmark[k]} {scores.task_id[k]}" for k in indices], ())
+    return {task: indices[members] for task, (members, _) in groups.items()}

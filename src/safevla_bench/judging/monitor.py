@@ -14,7 +14,7 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, STATES, Scores, State, finite_or_none, nan_to_none
+from safevla_bench.judging.scores import ACTIVE, STATES, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import BINARY_MARGIN, score, violation_depth
 from safevla_bench.signals.catalogue import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
@@ -201,7 +201,7 @@ class _EpisodeMonitor:
             spec
             for spec in specs
             if not self._inactive_reasons[spec.spec_id]
-            and (self._parts[spec.spec_id] is None or (several and _is_of_arm(spec)))
+            and (self._parts[spec.spec_id] is None or (several and any(SIGNALS[name].of_arm for name in spec.signals)))
         )
         self._rejudged = replace(ruleset, library=replace(ruleset.library, specs=rejudged))
         self._context = _RecordContext(record)
@@ -273,12 +273,15 @@ class _EpisodeMonitor:
         batch, clauses = join_records(self._records), dict[str, ClauseStanding]()
         scores, reading = score(batch, self._rejudged), self._rejudged.read_fields(batch)
         for k, spec in enumerate(specs):
-            clause = _clause_standing(spec, scores, k)
+            state, rho, first = int(scores.state[k, 0]), float(scores.rho[k, 0]), int(scores.first[k, 0])
+            clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
+            clause = _active_standing(spec, rho, first) if state == ACTIVE else clause
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
             part, shown, arm = self._parts[spec.spec_id], None, ""
             if part is not None and clause.state == "active":
                 views = reading.views(self._names[spec.spec_id])
-                margins = [_newest_margin(part, signals.build_trace(view, signal_names(part))) for view in views]
+                traces = [_newest_record(signals.build_trace(view, signal_names(part))) for view in views]
+                margins = [float(stl_robustness(part, trace)[0]) for trace in traces]
                 arm, shown = views[int(np.argmin(margins))].name_arm(), finite_or_none(min(margins))
             clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=shown, arm=arm)
         self._violated_before = {name for name, clause in clauses.items() if clause.violated}
@@ -332,14 +335,6 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
     return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 
-def _is_of_arm(spec: Spec) -> bool:
-    return any(SIGNALS[name].of_arm for name in spec.signals)
-
-
-def _newest_margin(part: Formula, trace: Trace) -> float:
-    return float(stl_robustness(part, _newest_record(trace))[0])
-
-
 def _newest_record(trace: Trace) -> Trace:
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
@@ -355,13 +350,6 @@ def recordwise_part(formula: Formula) -> Formula | None:
     temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
     ahead = any(SIGNALS[name].ahead for name in signal_names(formula))
     return None if temporal or ahead else formula.child
-
-
-def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
-    state = int(scores.state[column, 0])
-    if state != ACTIVE:
-        return ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[column, 0])])
-    return _active_standing(spec, float(scores.rho[column, 0]), int(scores.first[column, 0]))
 
 
 def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:

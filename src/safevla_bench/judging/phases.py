@@ -67,23 +67,18 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     for part in entry.components:
         own = [k for k, name in enumerate(names) if any(fnmatchcase(name, told) for told in part.predicates)]
         for opened in filter(None, map(OPENING.fullmatch, part.predicates)):
-            found = _find_openings(batch, episode, *opened.groups())
-            if not found:
+            bodies, opening = batch.opening.episode_poses(episode)
+            named = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), opened[1])]
+            if not named:
                 return EpisodePhases(reason=write_reason(NO_OPENING, opened[1]), changes=changes)
-            own += range(len(rows), len(rows) + len(found))
-            rows += found
+            own += range(len(rows), len(rows) + len(named))
+            rows += [opening[:, k, 0] >= float(opened[2]) for k in named]
         if not own:
             code = NO_SUBGOAL_OF if part.predicates else NO_PREDICATE_OF
             return EpisodePhases(reason=write_reason(code, part.template), changes=changes)
         columns.append(own)
     templates = tuple(part.template for part in entry.components)
     return EpisodePhases(divide_records(np.stack(rows, axis=1), columns), templates, changes=changes)
-
-
-def _find_openings(batch: Batch, episode: int, pattern: str, share: str) -> list[Bools]:
-    bodies, opening = batch.opening.episode_poses(episode)
-    named = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), pattern)]
-    return [opening[:, k, 0] >= float(share) for k in named]
 
 
 @dataclass(frozen=True, slots=True)

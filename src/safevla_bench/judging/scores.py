@@ -32,13 +32,10 @@ from safevla_bench.tasks.reasons import (
 )
 from safevla_bench.text import NO_VALUE, format_compact, html_table
 from safevla_bench.trajectory.marks import FOREIGN_LOG, MARKS, STANDIN, STOPPED_ON_VIOLATION
+from safevla_recorder.episode import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 IntervalMethod = Literal["default", "paper"]
 """The intervals of severities: `bounded_mean_interval`, or the paper's percentile bootstrap."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.signals.catalogue import GAP_RECORDS
-from safevla_bench.signals.signal import Bools, Floats, Ints, RecordFields, signal
+from safevla_bench.signals.signal import RecordFields, signal
+from safevla_recorder.episode import Bools, Floats, Ints
 
 _FREE, _PUT, _CARRIED = -1, 0, 1
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.signals.signal import Floats, RecordFields, unit_quaternions
+from safevla_bench.signals.signal import RecordFields, unit_quaternions
 from safevla_bench.trajectory.batch import Poses
 from safevla_bench.trajectory.geometry import PoseTrack, RecordedGeometry, move_part, read_geometry
 from safevla_recorder.channels import LINK_MOTION
+from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import TRACKED
 
 

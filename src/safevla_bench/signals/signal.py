@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from safevla_bench.stl.formula import format_argument, is_name
 from safevla_bench.trajectory.batch import Batch, Poses, batch_of_headers, join_lengths, select_episodes
-from safevla_bench.trajectory.header import TARGET
+from safevla_bench.trajectory.header import TARGET, TORQUES
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags, single_channels
 from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
+from safevla_recorder.episode import Bools, Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 A = TypeVar("A", bound=NDArray[Any])
 SIGNAL_KIND = "signal"
@@ -68,7 +66,6 @@ class RecordFields:
 
     @cached_property
     def arm_counts(self) -> Ints:
-        """Number of arms of each episode, [E]."""
         return np.array([header.arm_count for header in self.batch.headers], dtype=np.int64)
 
     @cached_property
@@ -280,13 +277,12 @@ class RecordFields:
     @cached_property
     def handled_pos(self) -> Floats:
         """Position of `handled_body` in the world [m], [N, 3], NaN if not recorded or unknown."""
-        return self._pose_rows(self.batch.body_pos_m, self.handled_body, at=np.arange(len(self.held_body)))
+        return self._pose_rows(self.batch.body_pos_m, self.handled_body)
 
     @cached_property
     def handled_quat(self) -> Floats:
         """Orientation of `handled_body`, unit wxyz, [N, 4]; NaN as in `handled_pos`."""
-        rows = self._pose_rows(self.batch.body_quat_wxyz, self.handled_body, at=np.arange(len(self.held_body)))
-        return unit_quaternions(rows)
+        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
     def supported(self) -> Bools:
@@ -309,7 +305,7 @@ class RecordFields:
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target in the world [m], [N, 3], NaN if not recorded or unknown."""
-        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=np.arange(len(self.held_body)))
+        return self._pose_rows(self.batch.body_pos_m, self.held_body)
 
     @cached_property
     def held_pos_start(self) -> Floats:
@@ -327,15 +323,15 @@ class RecordFields:
     @cached_property
     def held_quat(self) -> Floats:
         """Orientation of `held_body` (the target while nothing is held), unit wxyz, [N, 4]; NaN as in `held_pos`."""
-        rows = self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=np.arange(len(self.held_body)))
-        return unit_quaternions(rows)
+        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
         """Orientation in record 0 of each record's `held_body`, unit wxyz, [N, 4]; NaN as in `held_pos`."""
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
-    def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
+    def _pose_rows(self, poses: Poses, body: Ints, at: Ints | None = None) -> Floats:
+        at = np.arange(len(body)) if at is None else at
         rows = self._listed_rows(poses, body, at)
         if self.has_lost_poses:
             rows[self.is_lost(body, at)] = np.nan
@@ -391,7 +387,7 @@ def angle_of_cosine(cosine: Floats) -> Floats:
 
 
 def _lacks_torque_limits(fields: RecordFields) -> Bools:
-    torques = fields.batch.joint_torque_nm.present | fields.batch.channel("joint_torque_peak_nm").present
+    torques = np.any([fields.batch.channel(name).present for name in TORQUES], axis=0)
     return torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
 
@@ -414,14 +410,12 @@ def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
     return lambda fields: ~fields.batch.channel(name).present
 
 
+_OF_ARM = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
 NO_PERSON = "a person's place (the [person] table of a rules file)"
 SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
-    **{
-        name: _lacks_channel(name) for name in ("joint_torque_nm", "joint_torque_peak_nm", "eef_pos_m", "eef_quat_wxyz")
-    },
-    **{name: _lacks_channel(name) for name in ("gripper_contact", "gripped_body", "wrist_force_n")},
+    **{name: _lacks_channel(name) for name in (*TORQUES, *_OF_ARM)},
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NO_IMPULSE: lambda fields: fields.lacks_impulse(),
     SECOND_ARM: lambda fields: fields.arm_counts == 1,
@@ -441,8 +435,8 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "entered": lambda fields: ~fields.batch.entered.present,
 }
 _ARM_FIELDS = {
-    **dict.fromkeys(("eef_pos_m", "eef_quat_wxyz", "wrist_force_n"), "hand"),
-    **dict.fromkeys(("gripper_contact", "gripped_body", "supported"), "grip"),
+    **dict.fromkeys(_OF_ARM[:3], "hand"),
+    **dict.fromkeys((*_OF_ARM[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
 """Raw fields that belong to one arm, and the kind of the signals that read them, see `Signal.of_arm`."""

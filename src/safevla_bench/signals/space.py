@@ -305,10 +305,8 @@ _PLACE_WORDS = {
     HELD_BODY: "the held target",
     HANDLED: "the target that is or was held",
     WORLD: "the world",
-    "robot": "any part of the robot",
-    "target": "any target",
-    "bystander": "any bystander",
-    "furniture": "any furniture",
+    **{role: f"any {role}" for role in ROLES},
+    ROLES[ROBOT]: "any part of the robot",
 }
 _PLACES = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, in which * matches any letters"
 
@@ -320,13 +318,11 @@ def _fields_read(kind: Form, key: str, place: str) -> list[str]:
         return []
     if kind.is_gap or (kind.person_column is not None and place == ROLES[ROBOT]):
         return [f"{_SHAPES} of {place}"]
-    held = ("body_pos_m of the held target", "body_quat_wxyz of the held target")
-    position, quaternion = {
-        EEF: ("eef_pos_m", "eef_quat_wxyz"),
-        **{HELD_BODY: held, HANDLED: held},
-        **{role: ("body_pos_m", "body_quat_wxyz") for role in ROLES},
-    }.get(place, (f"body_pos_m of {place}", f"body_quat_wxyz of {place}"))
-    return ([] if key in kind.unplaced else [position]) + ([quaternion] if key in kind.turned else [])
+    read = (["pos_m"] if key not in kind.unplaced else []) + (["quat_wxyz"] if key in kind.turned else [])
+    if place == EEF:
+        return [f"eef_{name}" for name in read]
+    of = {HELD_BODY: " of the held target", HANDLED: " of the held target", **dict.fromkeys(ROLES, "")}
+    return [f"body_{name}{of.get(place, f' of {place}')}" for name in read]
 
 
 def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
@@ -431,12 +427,9 @@ def _track(fields: RecordFields, kind: Form, key: str, place: str, episode: int,
         return Track(_NO_BODY, np.zeros((count, 1, 3)), np.tile([1.0, 0, 0, 0], (count, 1, 1)))
     if place == EEF:
         return Track(_NO_BODY, fields.eef_pos[records][:, None], fields.eef_quat[records][:, None])
-    if place == HELD_BODY:
-        held = fields.held_body[records][:, None]
-        return Track(held, fields.held_pos[records][:, None], fields.held_quat[records][:, None])
-    if place == HANDLED:
-        handled = fields.handled_body[records][:, None]
-        return Track(handled, fields.handled_pos[records][:, None], fields.handled_quat[records][:, None])
+    if place in (HELD_BODY, HANDLED):
+        names = [f"{place}_body", f"{place}_pos", f"{place}_quat"]
+        return Track(*(getattr(fields, name)[records][:, None] for name in names))
     if kind.channel:
         listed, rows = fields.batch.poses(kind.channel).episode_poses(episode)
         chosen = _is_named(fields, listed, place)

@@ -64,7 +64,9 @@ def evaluate_formula(
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
             reach = is_true(reach, strict=not positive) if formula.crisp else reach
-            values = _evaluate_until(hold, reach, window, trace)
+            if hold.dtype != reach.dtype:
+                hold, reach = to_margins(hold), to_margins(reach)
+            values = fold_until(hold, reach, *_window_rows(window, trace))
             if formula.weak:
                 whole = syntax.Window(0.0, window.end_s)
                 values = disjunction(values, evaluate_window(hold, MIN, whole, trace, at_start=False))
@@ -86,12 +88,6 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
     if at_start:
         return fold_ranges(values, fold, *start_rows(window, trace))
     return fold_spans(values, fold, *_window_rows(window, trace))
-
-
-def _evaluate_until(hold: Values, reach: Values, window: syntax.Window, trace: Trace) -> Values:
-    if hold.dtype != reach.dtype:
-        hold, reach = to_margins(hold), to_margins(reach)
-    return fold_until(hold, reach, *_window_rows(window, trace))
 
 
 def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:

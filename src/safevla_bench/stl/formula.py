@@ -247,29 +247,27 @@ def signed_constant(value: float) -> Expression:
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
     """Replace `threshold` in a formula by a number, negative as a `Negate`. Raises `FormulaError` unless finite."""
     value = signed_constant(threshold)
-
-    def substitute(node: Node) -> Node:
-        return value if isinstance(node, Threshold) else map_children(node, substitute)
-
-    return cast(Formula, substitute(formula))
+    return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
 
 def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Formula:
     """Replace every comparison of a formula by the result of `change`; everything else is unchanged."""
-
-    def visit(node: Node) -> Node:
-        return change(node) if isinstance(node, Compare) else map_children(node, visit)
-
-    return cast(Formula, visit(formula))
+    return _replace_nodes(formula, lambda node: change(node) if isinstance(node, Compare) else None)
 
 
 def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
     """Rename the numeric signals of a formula that are in `names`."""
+    return _replace_nodes(
+        formula,
+        lambda node: replace(node, name=names.get(node.name, node.name)) if isinstance(node, NumericSignal) else None,
+    )
+
+
+def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> Formula:
+    """Return the formula with the topmost nodes for which `change` returns another one replaced by it."""
 
     def visit(node: Node) -> Node:
-        if isinstance(node, NumericSignal):
-            return NumericSignal(names.get(node.name, node.name))
-        return map_children(node, visit)
+        return change(node) or map_children(node, visit)
 
     return cast(Formula, visit(formula))
 

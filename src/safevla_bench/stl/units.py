@@ -30,19 +30,14 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
-        """Return the product with a power of another unit."""
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
+        pairs = list(zip(_BASES, self.powers, strict=True))
         parts = {
-            sign: [_power(*pair) for pair in zip(_BASES, self.powers, strict=True) if pair[1] * sign > 0]
-            for sign in (1, -1)
+            sign: [f"{base}^{sign * k}".removesuffix("^1") for base, k in pairs if k * sign > 0] for sign in (1, -1)
         }
         return "/".join([" ".join(parts[1]) or "1", *parts[-1]])
-
-
-def _power(base: str, power: int) -> str:
-    return base if abs(power) == 1 else f"{base}^{abs(power)}"
 
 
 ONE = Unit()

@@ -381,16 +381,13 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
 
-    def name_codes(b: Batch) -> Ints:
-        return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
-
     return Batch(
         headers=tuple(header for b in batches for header in b.headers),
         extra=tuple(extra for b in batches for extra in b.extra),
         starts=_join_starts([b.starts for b in batches]),
         body_starts=_join_starts([b.body_starts for b in batches]),
         body_names=tuple(code),
-        body_name=join_arrays(name_codes),
+        body_name=join_arrays(lambda b: np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]),
         body_role=join_arrays(lambda b: b.body_role),
         target=np.concatenate([_shift_bodies(b.target, k) for b, k in zip(batches, base, strict=True)]),
         **batch_channels(

@@ -142,36 +142,6 @@ def _decode_text(value: object) -> str | None:
     return None
 
 
-_FREE_JOINTS = {("freejoint", None), ("joint", "free")}
-
-
-class _TopBodies:
-    """Target of an XML parser that keeps name, position and quaternion of the bodies in `worldbody`, without a tree."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.is_world = self.is_body = False
-        self.bodies: list[dict[str, str]] = []
-        self.free: set[int] = set()
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self.depth += 1
-        if self.depth == 2:
-            self.is_world = tag == "worldbody" and not self.bodies
-        elif self.is_world and self.depth == 3:
-            self.is_body = tag == "body" and "name" in attributes
-            if self.is_body:
-                self.bodies.append(attributes)
-        elif self.is_world and self.depth == 4 and self.is_body and (tag, attributes.get("type")) in _FREE_JOINTS:
-            self.free.add(len(self.bodies) - 1)
-
-    def end(self, tag: str) -> None:
-        self.depth -= 1
-
-    def fixed(self) -> list[dict[str, str]]:
-        return [body for k, body in enumerate(self.bodies) if k not in self.free]
-
-
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint."""
     if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file name, as written by robosuite 1.0
@@ -180,15 +150,12 @@ def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
         _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:
-        target = _TopBodies()
-        parser = ElementTree.XMLParser(target=target)
-        parser.feed(xml)
-        parser.close()
-        fixed = [
-            (body["name"], [*body.get("pos", "0 0 0").split(), *body.get("quat", "1 0 0 0").split()])
-            for body in target.fixed()
+        bodies = ElementTree.fromstring(xml).findall("worldbody/body[@name]")
+        fixed = [body for body in bodies if body.find("freejoint") is None and body.find("joint[@type='free']") is None]
+        poses = [
+            (body.attrib["name"], [*map(float, f"{body.get('pos', '0 0 0')} {body.get('quat', '1 0 0 0')}".split())])
+            for body in fixed
         ]
-        poses = [(name, list(map(float, numbers))) for name, numbers in fixed]
     except (ElementTree.ParseError, ValueError) as error:
         _refuse(f"the model cannot be read: {error}", remedy, demo, "model_file")
     return [(name, pose) for name, pose in poses if name and len(pose) == 7]

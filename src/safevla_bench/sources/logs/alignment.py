@@ -112,7 +112,9 @@ class _Channel:
                 warn(f"{problem}; use `in` to convert it to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
-        self.is_single = _are_single(self.rows)
+        finite = self.rows[np.isfinite(self.rows)]
+        with np.errstate(over="ignore"):  # stored as float32: all fit, and some need more than 10 fractional bits
+            self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         if isinstance(taker, NumberTaker):
             self.rows = self.rows * taker.columns.scale
         self.is_static = taker.latched and (is_static(taker.topic) or bool((self.rows == self.rows[:1]).all()))
@@ -136,25 +138,20 @@ class _Channel:
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part at the instants; `times` are those of its messages, None for a static part."""
-        if times is None:
-            self.rows, self.in_frame = (each[-1:].repeat(len(instants), axis=0) for each in (self.rows, self.in_frame))
-            if isinstance(self.taker, NumberTaker):
-                series = _sample_numbers(self.rows, instants, instants)
-            else:
-                values = self._bring(tree, instants)
-                series = records.Series(values, records.are_known(values, self.columns))
-            return series._replace(is_single=self.is_single)
-        order = np.argsort(times.time_ns, kind="stable")
+        order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
-        time_ns = times.time_ns[order]
+        time_ns = instants if times is None else times.time_ns[order]
         if isinstance(self.taker, NumberTaker):
             series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
         else:
             series = _sample_poses(self._bring(tree, time_ns), time_ns, instants, self.columns)
+        series = series._replace(is_single=self.is_single)
+        if times is None:
+            return series._replace(poses=0)
         steps_s = np.diff(time_ns) / 1e9
         period_s = float(np.median(steps_s)) if len(steps_s) else 0.0
         rate_hz, gap_s = (1 / period_s if period_s else None), float(steps_s.max(initial=0.0)) or None
-        return series._replace(is_single=self.is_single, time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
+        return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _bring(self, tree: FrameTree, time_ns: Ints) -> Floats:
         assert isinstance(self.taker, PoseTaker)
@@ -187,13 +184,6 @@ def _choose_clock(
     if not found:
         raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
     return max(found, key=lambda part: len({**edges, **stamps}[part].log_ns))
-
-
-def _are_single(rows: Floats) -> bool:
-    """Return whether numbers were stored as float32: all fit, and some need more than 10 fractional bits."""
-    rows = rows[np.isfinite(rows)]
-    with np.errstate(over="ignore"):
-        return bool((rows == rows.astype(np.float32)).all() and (rows * 1024 % 1 != 0).any())
 
 
 def _sample_poses(

@@ -33,7 +33,6 @@ class Stamps(NamedTuple):
     stamp_ns: Ints
 
     def choose(self, chosen: NDArray[Any]) -> Stamps:
-        """Return only the chosen messages, by a mask or by indices."""
         return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
 
 

@@ -82,7 +82,6 @@ class Topics:
         return self.first_ns
 
     def list_kinds(self) -> dict[str, str]:
-        """Return the topics with the types of their messages."""
         return {topic: f"{channel.kind}, {channel.encoding}" for topic, channel in self.channels.items()}
 
 

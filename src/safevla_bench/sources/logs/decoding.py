@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -69,7 +69,13 @@ def _make_decoder(channel: Topic, asked: str | None, written: str | None) -> Dec
     if channel.encoding in ("cdr", "ros1"):
         return _ros_decoder(channel, asked, written)
     if channel.encoding == "protobuf":
-        return _protobuf_decoder(channel)
+        from mcap.records import Schema
+        from mcap_protobuf.decoder import DecoderFactory
+
+        schema = Schema(id=1, name=channel.kind, encoding="protobuf", data=channel.definition)
+        decode: Decode | None = DecoderFactory().decoder_for("protobuf", schema)
+        assert decode is not None
+        return decode
     problem = f"the messages of {channel.topic!r} are {channel.encoding!r}, which is not supported"
     raise RecordError(problem, remedy="Supported are CDR of ROS 2, ROS 1, JSON and Protobuf.")
 
@@ -84,16 +90,6 @@ def _decode_json(content: bytes) -> Any:
         return load_json(content, object_hook=JsonObject)
     except json.JSONDecodeError:  # C and C++ print `nan` and `-nan`
         return load_json(_NAN.sub(b"NaN", content), object_hook=JsonObject)
-
-
-def _protobuf_decoder(channel: Topic) -> Decode:
-    from mcap.records import Schema
-    from mcap_protobuf.decoder import DecoderFactory
-
-    schema = Schema(id=1, name=channel.kind, encoding="protobuf", data=channel.definition)
-    decode: Decode | None = DecoderFactory().decoder_for("protobuf", schema)
-    assert decode is not None
-    return decode
 
 
 def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
@@ -112,7 +108,9 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         _check_names(types)
         _measure(channel.kind, types, {})
         store = Typestore(max_sequence_length=_MOST_ELEMENTS)
-        store.register({**_time_types(), **{name: ([], fields) for name, (_, fields) in types.items()}})
+        store.register(
+            {**get_typestore(Stores.EMPTY).fielddefs, **{name: ([], fields) for name, (_, fields) in types.items()}}
+        )
     else:
         stores = {each.value.rpartition("_")[2]: each for each in Stores if each.value.startswith("ros2_")}
         if asked is not None and asked not in stores:
@@ -206,12 +204,6 @@ def _make_reader(message: Any, content: bytes, kind: str, types: Mapping[str, An
     return read
 
 
-def _time_types() -> dict[str, Any]:
-    from rosbags.typesys import Stores, get_typestore
-
-    return dict(get_typestore(Stores.EMPTY).fielddefs)
-
-
 def _types_from_idl(text: str) -> Mapping[str, Any]:
     """Parse only constants without operators: their grammar needs exponential time, and a few can make huge numbers."""
     from rosbags.typesys.base import make_typesdict
@@ -225,7 +217,8 @@ def _types_from_idl(text: str) -> Mapping[str, Any]:
 
 def _check_names(types: Mapping[str, Any]) -> None:
     for name, (_, fields) in types.items():
-        names = [name, *(field for field, _ in fields), *(kind for _, desc in fields for kind in _named_types(desc))]
+        inner = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
+        names = [name, *(field for field, _ in fields), *(desc[1] for desc in inner if desc[0] == 2)]
         if wrong := next((each for each in names if not _NAME.fullmatch(each)), None):
             raise RecordError(f"the definition of {name!r} is named {wrong!r}", remedy="The file is damaged.")
 
@@ -249,10 +242,3 @@ def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, in
             raise RecordError(problem, remedy="Map a topic of poses or numbers.")
     known[kind] = values, size
     return values, size
-
-
-def _named_types(desc: Any) -> Iterator[str]:
-    if desc[0] == 2:
-        yield desc[1]
-    elif desc[0] >= 3:
-        yield from _named_types(desc[1][0])

@@ -161,7 +161,6 @@ class Feature(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Number of values per frame."""
         return math.prod(self.shape or [1])
 
     @property
@@ -198,11 +197,9 @@ class Dataset(msgspec.Struct):
 
     @property
     def robot(self) -> str | None:
-        """The robot's name."""
         return self.robot_type if isinstance(self.robot_type, str) else None
 
     def list_sources(self) -> Iterator[FoundSource]:
-        """Yield the features with numeric values."""
         for name, feature in self.features.items():
             if feature.dtype not in _NO_NUMBERS and name not in (*_COUNTERS, SUCCESS):
                 yield FoundSource(name, "", feature.number_names, feature.size)

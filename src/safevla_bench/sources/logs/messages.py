@@ -68,7 +68,6 @@ class Taker:
 
     @property
     def stamps(self) -> Stamps:
-        """The times of the messages."""
         return Stamps(self.topic, *np.array(self.marks, dtype=np.int64).reshape(-1, 3).T)
 
     @property
@@ -86,7 +85,6 @@ class MarkTaker(Taker):
     """Messages that mark trials: the value of each, 1 for a message without a number or a Boolean."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Take a message."""
         value = _first(message, "data")
         self.add(message, order, log_ns, [float(value) if isinstance(value, bool | int | float) else 1.0])
 
@@ -180,7 +178,6 @@ class PoseTaker(Taker):
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Take the poses of the wanted frame in a message."""
         transforms, wanted = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
         for inner in (message,) if transforms is None else transforms:
             child = plain_frame(str(getattr(inner, "child_frame_id", None) or ""))

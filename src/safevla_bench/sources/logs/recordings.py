@@ -93,14 +93,10 @@ def _are_parts(one: Path, other: Path) -> bool:
     return storage_suffix(one) == storage_suffix(other) and first[0] == second[0] and min(first[1], second[1]) >= 0
 
 
-def _follows(before: Path, after: Path) -> bool:
-    return _are_parts(before, after) and _part_number(after)[1] > _part_number(before)[1] >= 0
-
-
 def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
     parts: list[Path] = []
     for path in (*files, None):
-        if path is not None and parts and _follows(parts[-1], path) and _continues(parts[-1], path):
+        if path is not None and parts and _continues(parts[-1], path):
             parts.append(path)
             continue
         if len(parts) > 1:
@@ -113,6 +109,8 @@ def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
 
 def _continues(before: Path, after: Path) -> bool:
     stem, number, _ = _part_number(before)
+    if not _are_parts(before, after) or _part_number(after)[1] <= number:
+        return False
     if stem == before.parent.resolve().name and _part_number(after)[1] == number + 1:
         return True
     try:

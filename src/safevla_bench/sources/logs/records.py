@@ -160,7 +160,6 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the two bounds, infinite if not given."""
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
@@ -201,7 +200,7 @@ class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 OF_ARMS = tuple(field.name for field in msgspec.structs.fields(ArmColumns))
 
 
-class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole mapping file."""
 
     log: str | None = None
@@ -209,10 +208,6 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     trials: tuple[Episode, ...] = ()  # the episodes into which a recording is cut: the file's [[episode]]
     transforms: Transforms = Transforms()
     ros_distro: str | None = None  # for types that a recording does not define; None = as the recording says
-    eef: PoseColumns | None = None
-    torque: TorqueColumns | None = None
-    gripper: GripColumns | None = None
-    wrench: WrenchColumns | None = None
     arms: Mapping[str, ArmColumns] = {}  # parts of several arms, by name; empty = there is one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}

@@ -61,7 +61,6 @@ class EpisodeIndex:
 
     @cached_property
     def headers(self) -> tuple[Header, ...]:
-        """The header of each episode, [E]."""
         return tuple(note.header for note in self.notes)
 
     @cached_property
@@ -95,7 +94,6 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
-        """Return each source with the indices of its episodes."""
         ends = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
@@ -142,7 +140,6 @@ class EpisodeIndex:
         return concatenate_batches(batches) if batches else None
 
     def find_source(self, index: int) -> RecordSource:
-        """Return the source of the episode at an index."""
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:

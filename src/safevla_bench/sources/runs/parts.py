@@ -49,7 +49,6 @@ class RawEpisode(run_folder.EpisodeRow):
 
     @property
     def has_record(self) -> bool:
-        """Return whether the episode left a record."""
         return self.outcome != _CRASHED
 
 

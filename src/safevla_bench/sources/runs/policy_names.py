@@ -66,12 +66,6 @@ class PolicyIdentity:
                 return False
         return self.facts == other.facts
 
-    def all_facts(self) -> Mapping[str, str]:
-        """Return all facts by name that may distinguish the policy from others, in the order of a label."""
-        statements = {f"said on {suite}": text for suite, text in self.statements.items()}
-        asked = {f"server of {suite}": url for suite, url in self.servers.items()}
-        return {**self.facts, **asked, **statements}
-
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
     """Return the identity of each policy in a run.json; [] if there are none, as for an archive. Raises `RunError` if
@@ -168,7 +162,14 @@ def _group_same(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentit
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
     """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2."""
-    facts = [group[0].all_facts() for group in groups]
+    facts = [
+        {
+            **group[0].facts,
+            **{f"server of {suite}": url for suite, url in group[0].servers.items()},
+            **{f"said on {suite}": text for suite, text in group[0].statements.items()},
+        }
+        for group in groups
+    ]
     shown = []
     for key in dict.fromkeys(key for of_group in facts for key in of_group):
         texts = {of_group.get(key) for of_group in facts}
