@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from safevla_bench.errors import RecordError
 from safevla_bench.sources.logs.containers import Topic
@@ -25,9 +21,6 @@ _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array
 _MAX_DEFINITION = 1 << 18
 _MOST_VALUES = 1 << 11  # maximum number of values of a message for which code is generated; an array of numbers is one
 _NO_FIELD = "structure_needs_at_least_one_member"  # a type that is one byte in CDR, and none in ROS 1
-_MOST_LAYOUTS = 64
-_FORMS = {"bool": "?", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q"}
-_FORMS |= {f"u{kind}": form.upper() for kind, form in _FORMS.items() if kind.startswith("int")}
 _NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
 _IDL = "=" * 80 + "\n"
@@ -129,79 +122,7 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         store = found[0]
         store.max_sequence_length = _MOST_ELEMENTS
     decode = store.deserialize_ros1 if channel.encoding == "ros1" else store.deserialize_cdr
-    deserialize = partial(decode, typename=channel.kind)
-    return _reuse_layouts(deserialize, channel.kind, store.fielddefs, channel.encoding == "cdr")
-
-
-def _reuse_layouts(decode: Decode, kind: str, types: Mapping[str, Any], is_cdr: bool) -> Decode:
-    """Return a decoder that overwrites earlier messages of the same texts and counts; others use `decode`."""
-    readers: dict[int, Decode] = {}
-    tries = iter(range(_MOST_LAYOUTS))
-
-    def decode_message(content: bytes) -> Any:
-        reader = readers.get(len(content))
-        message = reader(content) if reader is not None else None
-        if message is None:
-            message = decode(content)
-            is_known = len(content) <= _MOST_ELEMENTS and (not is_cdr or content[1] == 1)
-            if is_known and next(tries, None) is not None:
-                with suppress(LookupError):  # a type that only `rosbags` can read
-                    readers[len(content)] = _make_reader(message, content, kind, types, is_cdr)
-        return message
-
-    return decode_message
-
-
-def _make_reader(message: Any, content: bytes, kind: str, types: Mapping[str, Any], is_cdr: bool) -> Decode:
-    base = 4 if is_cdr else 0  # the encapsulation, of which the first two bytes matter
-    fixed, numbers, places, arrays = [(0, f"{base // 2}s")], list[tuple[int, str]](), [], []
-
-    def align(at: int, size: int) -> int:
-        return at + (base - at) % size if is_cdr else at
-
-    def walk(desc: Any, fields: Any, name: Any, at: int) -> int:  # the field's beginning, before padding; its end
-        is_one, inner = desc[0] == 1, desc[1][0]
-        if desc[0] == 2:
-            for field, its in types[desc[1]][1]:
-                if is_cdr or field != _NO_FIELD:
-                    at = walk(its, fields[name].__dict__, field, at)
-        elif is_one and inner != "string":
-            at = align(at, struct.calcsize(_FORMS[inner]))
-            numbers.append((at, _FORMS[inner]))
-            places.append((fields, name))
-            at += struct.calcsize(_FORMS[inner])
-        elif is_one or desc[0] == 4:  # a text or a count
-            at = align(at, 4)
-            size = 4 + (int.from_bytes(content[at : at + 4], "little") if is_one else 0)
-            fixed.append((at, f"{size}s"))
-            at += size
-        if desc[0] >= 3 and (inner[0] == 2 or inner[1][0] == "string"):
-            for k in range(len(fields[name])):
-                at = walk(inner, fields[name], k, at)
-        elif desc[0] >= 3 and len(fields[name]):
-            at = align(at, struct.calcsize(_FORMS[inner[1][0]]))
-            arrays.append((fields, name, fields[name].dtype, len(fields[name]), at))
-            at += fields[name].nbytes
-        return at
-
-    def compile_parts(parts: list[tuple[int, str]]) -> struct.Struct:
-        ends = [0, *(at + struct.calcsize(f"<{form}") for at, form in parts)]
-        return struct.Struct("<" + "".join(f"{at - end}x{form}" for end, (at, form) in zip(ends, parts, strict=False)))
-
-    walk((2, kind), {"": message}, "", base)
-    read_fixed, read_numbers = (compile_parts(parts).unpack_from for parts in (fixed, numbers))
-    texts = read_fixed(content)
-
-    def read(content: bytes) -> Any:
-        if read_fixed(content) != texts:
-            return None
-        for (fields, name), number in zip(places, read_numbers(content), strict=True):
-            fields[name] = number
-        for fields, name, dtype, count, at in arrays:
-            fields[name] = np.frombuffer(content, dtype, count, at)
-        return message
-
-    return read
+    return partial(decode, typename=channel.kind)
 
 
 def _types_from_idl(text: str) -> Mapping[str, Any]:
