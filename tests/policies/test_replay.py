@@ -33,7 +33,7 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_bench.trajectory.marks import read_earlier_resets, read_wait_steps
+from safevla_bench.trajectory.marks import EARLIER_RESETS, WAIT_STEPS, read_count
 
 
 def request_of(recording, *, episodes=1, tasks=(0,), max_steps=None, **arguments) -> Request:
@@ -323,9 +323,10 @@ def test_a_recording_of_the_hand_alone_is_compared_by_it_and_by_success(
 @pytest.mark.parametrize("count", [-1, True, 1.0, "3", 10**6, None])
 def test_what_a_damaged_record_says_of_its_start_is_not_obeyed(count):
     """A million resets would never end."""
-    assert read_earlier_resets({"earlier_resets": count}) is None
-    assert read_wait_steps({"wait_steps": count}) is None
-    assert (read_earlier_resets({"earlier_resets": 3}), read_wait_steps({"wait_steps": 0})) == (3, 0)
+    assert read_count({"earlier_resets": count}, EARLIER_RESETS) is None
+    assert read_count({"wait_steps": count}, WAIT_STEPS) is None
+    counts = {"earlier_resets": 3, "wait_steps": 0}
+    assert (read_count(counts, EARLIER_RESETS), read_count(counts, WAIT_STEPS)) == (3, 0)
 
 
 def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded, play):

@@ -308,8 +308,12 @@ def check_shapes(recording: EpisodeArrays) -> None:
     """Raise `RecordError` naming episode and field if shapes or indices of the arrays are inconsistent. Nothing may be
     computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
+    named: Any = recording.header.get("arms")
     try:
-        _check_arrays(recording)
+        for spec in NUMERIC:
+            if (array := recording.channel(spec.name)) is not None:
+                bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
+                check_shape(spec, array.shape, recording.records, bodies, len(named or "1"))
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
         if recording.gripped_body is not None:
@@ -318,16 +322,6 @@ def check_shapes(recording: EpisodeArrays) -> None:
             _check_contacts(recording.contacts, recording.records, len(recording.roles))
     except RecordError as error:
         raise error.with_place(Place(episode=str(recording.header["episode_id"]))) from None
-
-
-def _check_arrays(recording: EpisodeArrays) -> None:
-    named: Any = recording.header.get("arms")
-    arms = len(named or "1")
-    for spec in NUMERIC:
-        array = recording.channel(spec.name)
-        if array is not None:
-            bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
-            check_shape(spec, array.shape, recording.records, bodies, arms)
 
 
 def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0, arms: int = 1) -> None:

@@ -126,19 +126,17 @@ def _settle(formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool,
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
     """Return whether the formula has an F or U that must hold, or a negated G (`positive` False: the reverse)."""
+    if isinstance(formula, syntax.Until | syntax.Eventually if positive else syntax.Until | syntax.Always):
+        return True
     match formula:
         case syntax.Not(child):
             return _hangs_on_single_record(child, not positive)
-        case syntax.And(left, right) | syntax.Or(left, right):
-            return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
         case syntax.Implies(left, right):
             return _hangs_on_single_record(left, not positive) or _hangs_on_single_record(right, positive)
-        case syntax.Always(_, child):
-            return not positive or _hangs_on_single_record(child, positive)
-        case syntax.Eventually(_, child):
-            return positive or _hangs_on_single_record(child, positive)
-        case syntax.Until():
-            return True
+        case syntax.And(left, right) | syntax.Or(left, right):
+            return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
+        case syntax.Always(_, child) | syntax.Eventually(_, child):
+            return _hangs_on_single_record(child, positive)
         case _:
             return False
 

@@ -75,6 +75,7 @@ FOUND, SEARCHED = "found", "search"
 """Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also the key of
 run.json for what was searched, which replaces the number of episodes there."""
 
+WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
 """A record with more resets or settling steps than this is damaged."""
 
@@ -97,7 +98,8 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
-        read_earlier_resets({**fields, **replay}) for fields, replay in zip(own, replay_fields(batch), strict=True)
+        read_count({**fields, **replay}, EARLIER_RESETS)
+        for fields, replay in zip(own, replay_fields(batch), strict=True)
     )
 
 
@@ -122,20 +124,6 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
         return None
     is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
     return numbers if is_whole else None
-
-
-def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
-    """Return the number of resets before the replayed episode's own, in an environment that was seeded once. None if
-    the field is missing, or not an integer from 0 to `MOST_RESETS`.
-    """
-    return _read_count(replay, EARLIER_RESETS)
-
-
-def read_wait_steps(replay: Mapping[str, object]) -> int | None:
-    """Return the number of settling steps of a replayed episode, an integer from 0 to `MOST_RESETS`. None = the record
-    has no such value; the run's protocol applies.
-    """
-    return _read_count(replay, "wait_steps")
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
@@ -202,7 +190,10 @@ def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
     return Kitchen(str(split), layout, style, seed)
 
 
-def _read_count(replay: Mapping[str, object], name: str) -> int | None:
+def read_count(replay: Mapping[str, object], name: str) -> int | None:
+    """Return a number in what a record says about its recording: `EARLIER_RESETS`, before the replayed episode's own,
+    or `WAIT_STEPS` to settle. None if the field is missing, or not an integer from 0 to `MOST_RESETS`.
+    """
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)
     return count if isinstance(count, int) and is_count and 0 <= count <= MOST_RESETS else None

@@ -445,9 +445,9 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
     if seed is None:
         earlier = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
         if isinstance(earlier, Mapping) and isinstance(earlier.get("seed"), int):
-            earlier_resets = marks.read_earlier_resets(earlier)
+            earlier_resets = marks.read_count(earlier, marks.EARLIER_RESETS)
             seed = None if earlier_resets is None else earlier["seed"]
-    waited = marks.read_wait_steps(replay)
+    waited = marks.read_count(replay, marks.WAIT_STEPS)
     if _is_soft(episode):
         with suppress(HostError):
             fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
