@@ -387,8 +387,8 @@ def angle_of_cosine(cosine: Floats) -> Floats:
 
 
 def _lacks_torque_limits(fields: RecordFields) -> Bools:
-    torques = np.any([fields.batch.channel(name).present for name in TORQUES], axis=0)
-    return torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
+    has_torques = np.logical_or(*(fields.batch.channel(name).present for name in TORQUES))
+    return has_torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:

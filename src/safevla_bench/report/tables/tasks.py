@@ -12,13 +12,14 @@ import numpy as np
 from safevla_bench.judging.metrics import Summary, TaskRates
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import NO_VERDICT, Bools, Scores, SpecColumn
+from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
 from safevla_bench.report.tables import columns
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.tasks.reasons import describe_reason
+from safevla_recorder.episode import Bools
 
 Task = tuple[str, str]  # benchmark and task id
 
