@@ -28,7 +28,8 @@ from safevla_bench.rollout.found import FileStart, FoundSuite
 from safevla_bench.rollout.plan import policy_seed
 from safevla_bench.sources.runs.folder import dump_json
 
-TEACHER = "hasty"
+TEACHER, TASK = "hasty", 7
+"""One in eight of the hasty teacher's demonstrations of task 0 is safe, every second one of task 7."""
 ENV_SEED = 2000
 """Of the scenes for pairs. That of demonstrations is 1000, that of evaluations the protocol's."""
 FILTERS = {"": (), "filtered": ("--filter", "speed-cap:share=0.5")}
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", action="store_true")
     chosen = parser.parse_args(arguments)
     students = list_students([int(seed) for seed in chosen.seeds.split(",")])
-    plan = Plan(chosen.out, states=20, checkpoints=(), students=tuple(students))
+    plan = Plan(chosen.out, tasks=(TASK,), states=25, checkpoints=(), students=tuple(students))
     if chosen.starts:
         starts_file(plan).write_bytes(dump_json(draw_starts(plan)))
     elif chosen.train:
