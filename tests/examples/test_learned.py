@@ -38,7 +38,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "learned"
 sys.path.insert(0, str(EXAMPLE))
 
 from learned import dataset, record, run, safer, senses  # noqa: E402
-from learned.plan import CAMERAS, CHUNK, DONE, IMAGE_SIZE, STATE, STRIDE, Plan, Student  # noqa: E402
+from learned.plan import CAMERAS, CHUNK, DONE, IMAGE_SIZE, PUSHED, STATE, STRIDE, Plan, Student  # noqa: E402
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch: make learned")
 TASK = Task("libero-object", "task_0", 0, "libero-object", "pick up the soup", (0.0,) * 7)
@@ -470,8 +470,8 @@ def test_the_likelihood_is_laplace_s_of_the_moves_and_categorical_of_the_grips(p
         likelihood = float(log_likelihood(network, episode, scale=0.2))
     expected = 0.0
     for k, s in zip(*np.nonzero(episode.known), strict=True):
-        density = torch.distributions.Laplace(move[k, s].clamp(-1, 1), 0.2)
-        expected += density.log_prob(torch.from_numpy(episode.moves[k, s])).sum() + 6 * np.log(2 * 0.2)
+        density = torch.distributions.Laplace(move[k, s, PUSHED].clamp(-1, 1), 0.2)
+        expected += density.log_prob(torch.from_numpy(episode.moves[k, s, PUSHED])).sum() + 4 * np.log(2 * 0.2)
         expected += torch.distributions.Categorical(logits=grip[k, s]).log_prob(torch.tensor(episode.grips[k, s]))
     assert likelihood == pytest.approx(float(expected), rel=1e-4)
 
@@ -530,7 +530,9 @@ def test_a_sampling_student_repeats_by_its_seed_and_stays_in_range(trained):
     policy.reset(TASK, 0)
     drawn = np.concatenate([policy.sample(moves, np.array([[0.1, 0.2, 0.7]])) for _ in range(3000)])
     assert np.bincount((drawn[:, 6] + 1).astype(int)) / 3000 == pytest.approx([0.1, 0.2, 0.7], abs=0.04)
-    assert np.median(drawn[:, :6]) == pytest.approx(0.5, abs=0.02)
+    assert np.median(drawn[:, PUSHED], axis=0) == pytest.approx(0.5, abs=0.05)
+    assert (drawn[:, PUSHED].std(axis=0) > 0.1).all()
+    assert (drawn[:, 3:5] == 0.5).all(), "a tilt is kept: no demonstration recovers from another"
 
 
 def test_moments_without_a_known_weight_are_left_out_and_others_weigh_one_on_average(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ CHUNK = 16
 """Actions that the network predicts at once."""
 REPLAN = 8
 """How many of them are carried out before it looks again."""
+PUSHED = [0, 1, 2, 5]
+"""The components of an action that noise changes: position and yaw. From a tilted hand no demonstration recovers."""
 DONE = "done"
 """The file that says that a folder of demonstrations is complete."""
 TEMPERATURE = 0.5

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from learned.network import ChunkNetwork
-from learned.plan import CAMERAS, IMAGE_SIZE, REPLAN
+from learned.plan import CAMERAS, IMAGE_SIZE, PUSHED, REPLAN
 from learned.senses import read_state
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, Wants
@@ -18,7 +18,7 @@ class Policy:
     """One student; `weights` is a file that training wrote. It sees no privileged state.
 
     `blind=yes` blackens its pictures, to see what they are worth. With `noise`, the scale of a Laplace distribution
-    around each move, it samples moves and grips by its seed, for rollouts from which it is to learn.
+    around position and yaw of each move, it samples moves and grips by its seed, for rollouts for preference pairs.
     """
 
     wants = Wants(cameras=CAMERAS, image_size=(IMAGE_SIZE, IMAGE_SIZE))
@@ -56,6 +56,8 @@ class Policy:
 
     def sample(self, chunk: NDArray[np.float64], grips: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return actions [CHUNK, 7] drawn around a chunk, with the gripper's probabilities [CHUNK, GRIPS]."""
-        moves = np.clip(chunk[:, :6] + self.random.laplace(scale=self.noise, size=chunk[:, :6].shape), -1, 1)
+        moves = chunk[:, :6].copy()
+        pushed = moves[:, PUSHED] + self.random.laplace(scale=self.noise, size=(len(chunk), len(PUSHED)))
+        moves[:, PUSHED] = np.clip(pushed, -1, 1)
         drawn = (self.random.uniform(size=(len(chunk), 1)) > grips.cumsum(axis=1)[:, :-1]).sum(axis=1)
         return np.column_stack([moves, drawn - 1.0])

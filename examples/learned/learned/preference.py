@@ -1,8 +1,8 @@
 """Direct preference optimization of a student from pairs of its rollouts.
 
 Rafailov et al., Direct Preference Optimization, NeurIPS 2023. The likelihood of an episode is the product over its
-chunks of that of the executed actions: a Laplace distribution of fixed scale around each move, whose maximum likelihood
-an L1 loss estimates, and the head's categorical distribution of the grip. The scale is that of the noise with which the
+chunks of that of the executed actions: a Laplace distribution of fixed scale around each component of a move that noise
+changes, whose maximum likelihood an L1 loss estimates, and the head's categorical distribution of the grip. The scale is that of the noise with which the
 rollouts were sampled. The reference is the student before the preferences. A sampled move beyond the range was clipped;
 its density is taken at the clipped move, around the clipped mean.
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from learned.dataset import MOVE, Moments
 from learned.network import ChunkNetwork
-from learned.plan import CAMERAS, CHUNK, STATE, Plan, Student
+from learned.plan import CAMERAS, CHUNK, PUSHED, STATE, Plan, Student
 from learned.train import Training, save_weights
 
 NOISE = 0.1
@@ -110,7 +110,7 @@ def log_likelihood(network: ChunkNetwork, episode: Moments, scale: float = NOISE
         torch.from_numpy(getattr(episode, name)) for name in ("states", "tasks", "moves", "grips", "known")
     )
     move, grip, _ = network(images, states, tasks)
-    of_moves = -(move.clamp(-1, 1) - moves).abs().sum(dim=2)[known].sum() / scale
+    of_moves = -(move.clamp(-1, 1) - moves)[..., PUSHED].abs().sum(dim=2)[known].sum() / scale
     return of_moves - nn.functional.cross_entropy(grip[known], grips[known], reduction="sum")
 
 

@@ -136,7 +136,7 @@ def pairs_job(plan: Plan, student: Student) -> Job:
     """Return the job that pairs a student's rollouts and renders what it saw."""
     source, folder = plan.out / "rollouts" / student.name, plan.pair_folder(student.name)
     pictures = ("--cameras", ",".join(CAMERAS), "--image-size", str(IMAGE_SIZE))
-    words = ("export", str(source), "--format", "pairs", *pictures, "--out", str(folder))
+    words = ("export", str(source), "--format", "pairs:failures=yes", *pictures, "--out", str(folder))
     return Job(f"pair {student.name}", (*SAFEVLA, *words), folder / "meta/pairs.jsonl", (source / "report.html",))
 
 
@@ -207,7 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", action="store_true")
     chosen = parser.parse_args(arguments)
     students = list_students([int(seed) for seed in chosen.seeds.split(",")])
-    plan = Plan(chosen.out, tasks=(TASK,), states=25, checkpoints=(), students=tuple(students))
+    plan = Plan(
+        chosen.out, tasks=(TASK,), steps=1000, states=15, pair_states=10, checkpoints=(), students=tuple(students)
+    )
     if chosen.starts:
         starts_file(plan).write_bytes(dump_json(draw_starts(plan)))
     elif chosen.train:
