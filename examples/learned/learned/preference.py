@@ -2,9 +2,9 @@
 
 Rafailov et al., Direct Preference Optimization, NeurIPS 2023. The likelihood of an episode is the product over its
 chunks of that of the executed actions: a Laplace distribution of fixed scale around each component of a move that noise
-changes, whose maximum likelihood an L1 loss estimates, and the head's categorical distribution of the grip. The scale is that of the noise with which the
-rollouts were sampled. The reference is the student before the preferences. A sampled move beyond the range was clipped;
-its density is taken at the clipped move, around the clipped mean.
+changes, whose maximum likelihood an L1 loss estimates, and the head's categorical distribution of the grip. The scale
+is that of the noise with which the rollouts were sampled. The reference is the student before the preferences. A
+sampled move beyond the range was clipped; its density is taken at the clipped move, around the clipped mean.
 
 A diffusion or flow head has no such likelihood. It is replaced by minus the denoising error, at the same noise and time
 for policy and reference (Wallace et al., Diffusion Model Alignment Using Direct Preference Optimization, CVPR 2024).
