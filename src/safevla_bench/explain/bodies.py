@@ -10,7 +10,7 @@ them are named here, not only the worst. They do not affect Safety, SBU or VSI.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,21 +29,11 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
 BodyKind = str  # one of `BODY_KINDS`
-KIND_MEANINGS: Mapping[BodyKind, str] = {
-    "arm link": "a link of the robot's arm",
-    "gripper": "hand and fingers",
-    "mount": "the base of a fixed arm",
-    "mobile base": "the mobile base that carries the arm",
-    "robot part": "another part of the robot, not identified by its name",
-    "target": "an object that the goal puts somewhere",
-    "distractor": "a free object that the goal does not name",
-    "goal receptacle": "what the goal puts an object in or on: a plate, a basket, a drawer's cabinet, a stove",
-    "bystander of unknown kind": "a free object of a task whose goal the registry does not know",
-    "goal fixture": "a fixture with a joint that the goal moves",
-    "fixture link": "a link of another articulated fixture, whose position is recorded",
-    "furniture": "everything else: table, walls, floor, parts that do not move",
-}
-BODY_KINDS: tuple[BodyKind, ...] = tuple(KIND_MEANINGS)
+BODY_KINDS: tuple[BodyKind, ...] = (
+    *("arm link", "gripper", "mount", "mobile base", "robot part", "target", "distractor", "goal receptacle"),
+    *("bystander of unknown kind", "goal fixture", "fixture link", "furniture"),
+)
+"""In the order of tables; docs/reference/tables.md has their meanings."""
 # robosuite prefixes the bodies of a robot by the part that they belong to (1.4: LIBERO; 1.5: RoboCasa).
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
@@ -92,9 +82,7 @@ class Contributors:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each name followed by its kind, and by its arm if there are several, such as `palm (gripper of left)`; only
-        the names if there are no kinds.
-        """
+        """Each name with its kind, and its arm if there are several: `palm (gripper of left)`; or only the names."""
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)

@@ -52,10 +52,9 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body, outside its region.
-
-    `seen` [H, W] holds the number of each pixel's body, from 1, or 0 for none. Bodies that fill a quarter of the
-    picture or more get no line.
+    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body, outside its region. `seen` [H, W]
+    holds the number of each pixel's body, from 1, or 0 for none. Bodies that fill a quarter of the picture or more get
+    no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -114,9 +113,8 @@ def can_film() -> bool:
 
 
 def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed).
-
-    All `pictures` [H, W, 3] have the same size; an odd last row or column is cut, because the format needs even sizes.
+    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed). All
+    `pictures` [H, W, 3] have the same size; an odd last row or column is cut, because the format needs even sizes.
     Raises `ImportError` without the extra `video`.
     """
     import av
@@ -144,10 +142,9 @@ RenderPicture = Callable[[int, Camera], Pixels]  # returns the picture of a reco
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
-    """Yield the pictures of an episode, one per record, all of one size, from at least one camera.
-
-    Task, clock and currently violated clauses with their values are written under the cameras' pictures. The border is
-    red while a clause is violated, green in the last record of a success, else grey.
+    """Yield the pictures of an episode, one per record, all of one size, from at least one camera. Task, clock and
+    currently violated clauses with their values are written under the cameras' pictures. The border is red while a
+    clause is violated, green in the last record of a success, else grey.
     """
     charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1

@@ -209,10 +209,9 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to render; `title` and `detail` are the lines of its caption, `value` is the signal's.
-
-    `bodies` are outlined; those in `moved` also at their places in record 0. `joint` is the index of the loaded joint
-    if the clause is about torque.
+    """One picture to render; `title` and `detail` are the lines of its caption, `value` is the signal's. `bodies` are
+    outlined; those in `moved` also at their places in record 0. `joint` is the index of the loaded joint if the clause
+    is about torque.
     """
 
     kind: run_folder.Kind
@@ -321,7 +320,6 @@ def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
     """Return the picture, of height and width `size` [pixels], of one record (`step`) of an episode, a batch of one.
-
     The picture's `seen` marks each of the named `bodies`. Raises `RunError` if bodies would not be shown where they
     were recorded, and `KeyError` for a camera that the host lacks.
     """

@@ -107,10 +107,9 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 
 
 def pack_integers(rows: Ints) -> str:
-    """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes.
-
-    The differences between consecutive rows are stored column by column as four planes of bytes, lowest first. Signs
-    are folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
+    """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes. The differences between
+    consecutive rows are stored column by column as four planes of bytes, lowest first. Signs are folded: 0, -1, 1, -2,
+    ... become 0, 1, 2, 3, ...
     """
     steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
     folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T

@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -82,9 +83,7 @@ _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and its scores, which have the same order.
-    `run` is the name of the run folder or file.
-    """
+    """Return the timeline of the episode at `index` of a batch and its scores; `run` names the run folder or file."""
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     views = (view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset) for trace in traces)
@@ -152,10 +151,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, a recording under the timeline's id.
-
-    The same episode gives the same values but not the same bytes, because the library numbers chunks by the clock.
-    Raises `RunError` if the extra `rerun` is not installed.
+    """Return the bytes of a `.rrd` file, a recording under the timeline's id. The same episode gives the same values
+    but not the same bytes, because the library numbers chunks by the clock. Raises `RunError` if the extra `rerun` is
+    not installed.
     """
     try:
         import rerun as rr
@@ -201,27 +199,12 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
 
 # Foxglove
 
-_NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
-_CONTACT = {"type": "object", "properties": {"a": _TEXT, "b": _TEXT, "force_n": _NUMBER}}
-# Name of a JSON message -> its fields.
-_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
-    "safevla.Contacts": {"contacts": {"type": "array", "items": _CONTACT}},
-    "safevla.Reading": {
-        "signal": _TEXT,
-        "unit": _TEXT,
-        "value": {**_NUMBER, "description": "null where it is not finite"},  # Foxglove refuses a list of types
-        "limit": _NUMBER,
-        "upper": {**_FLAG, "description": "the limit is a ceiling"},
-        "watched": {**_FLAG, "description": "the specification looks at this record"},
-        "broken": _FLAG,
-    },
-}
+# Name of a JSON message -> its JSON schema.
+_SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json").read_bytes())
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file; the same episode and library versions give the same bytes. Raises `RunError` if
-    the extra `mcap` is not installed.
-    """
+    """Return an MCAP file, the same bytes for the same episode and libraries; raise `RunError` without `mcap`."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
@@ -235,9 +218,10 @@ def encode_mcap(timeline: Timeline) -> bytes:
     channels: dict[str, int] = {}
     for at_ns, topic, name, message in _mcap_messages(timeline):
         if topic not in channels:
-            text = json.dumps({"type": "object", "title": name, "properties": _SCHEMAS.get(name)}).encode()
-            own = writer.register_schema(name, "jsonschema", text) if name else None
-            schema = register_schema(writer, type(message)) if own is None else own
+            if name:
+                schema = writer.register_schema(name, "jsonschema", json.dumps(_SCHEMAS[name]).encode())
+            else:
+                schema = register_schema(writer, type(message))
             channels[topic] = writer.register_channel(topic, "json" if name else "protobuf", schema)
         content = json.dumps(message, allow_nan=False).encode() if name else message.SerializeToString()
         writer.add_message(channels[topic], log_time=at_ns, data=content, publish_time=at_ns)

@@ -27,25 +27,18 @@ from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.units import is_unit, parse_unit
 from safevla_bench.text import get_logger, suggest_names
 
+_READINGS = ("paper-text", "paper-as-run", "net-force")
+_MORE = ("metaworld", "real-robot", "events", "impulse", "person", "handling", "coordination")
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
-    "paper-text": ("paper_text.toml",),
-    "paper-as-run": ("paper_as_run.toml",),
-    "net-force": ("net_force.toml",),
-    "metaworld": ("metaworld.toml",),
-    "real-robot": ("real_robot.toml",),
-    "events": ("events.toml",),
-    "impulse": ("impulse.toml",),
-    "person": ("person.toml",),
-    "handling": ("handling.toml",),
-    "coordination": ("coordination.toml",),
+    **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_MORE)},
 }
 """Library name -> its files, in library order: the three readings of the paper, net forces, limits calibrated on a
 host, and further diagnostics: a wrist sensor's force, events, impulses, a person, rules of
 handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
-READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)
+READINGS = (DEFAULT_LIBRARY, *_READINGS)
 
 StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = get_logger(__name__)

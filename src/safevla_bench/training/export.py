@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RecordError, RunError, SafevlaError
+from safevla_bench.files import read_shipped
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, Stage
 from safevla_bench.judging.judged import Judged
@@ -30,7 +32,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.stl.formula import format_formula
-from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, RecordLabels, label_records, scored_specs
+from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
 from safevla_bench.training.writer import DatasetWriter, FrameColumn, FrameFeature, new_dataset
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.version import __version__
@@ -55,9 +57,7 @@ class CameraChoice:
 
 @dataclass(frozen=True, slots=True)
 class FrameWeighting:
-    """How `next.weight` and `next.cost_to_go` follow from the labels: exp(margin / `temperature`), and the costs
-    discounted by `discount` per control step.
-    """
+    """`next.weight` is exp(margin / `temperature`); `next.cost_to_go` discounts by `discount` per control step."""
 
     temperature: float = 1.0
     discount: float = 0.99
@@ -321,52 +321,14 @@ def _describe_dataset(
     }
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
     # `datasets` caches frames by the folder's name and this description, and not by the content of the files.
-    config = {**_CONFIG, "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
-    front = dump_json({**_CARD, "configs": [config], "license": license_name}).decode()
-    dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_CARD_TEXT}".encode())
+    config = {**_FIXED["config"], "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
+    front = dump_json({**_FIXED["front"], "configs": [config], "license": license_name}).decode()
+    dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}".encode())
 
 
-# The front matter that a hub's card of a LeRobot dataset has; YAML takes JSON.
-_CARD = {
-    "tags": ["LeRobot", "safevla-bench"],
-    "task_categories": ["robotics"],
-}
-_CONFIG = {"config_name": "default", "data_files": "data/*/*.parquet"}
-_CARD_TEXT = """A [LeRobot](https://github.com/huggingface/lerobot) dataset of version 3.0. `next.cost`,
-`next.severity`, `next.safe` and `next.margin` say of each frame, and `safety/*` in
-`meta/episodes` of each episode, how safe it was;
-`meta/safevla.json` says by which limits.
-"""
-
-
-# Column of frames or of meta/episodes, in addition to LeRobot's own -> its content; a last `.` or `/` is a prefix.
-_COLUMNS = {
-    "observation.images.": "picture of a camera before the action",
-    "observation.state": "before the action, as the host observes it, with its fingers; without them, of the recorded "
-    "grip site, whose axes may not be those of the host's observations",
-    "action": "as the simulator was given it, rounded to float32",
-    "next.reward": "1 where the host calls the episode a success, in its last frame; else 0",
-    "next.success": "whether the host calls the episode a success, in its last frame",
-    "next.cost": "1 where the record after the action violates a clause, else 0; NaN = that is not known",
-    "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
-    "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = that is not known",
-    "next.weight": "exp(margin / temperature) of the record after the action: the smallest margin of a clause, divided "
-    "by its severe magnitude and clipped to -1 to 1; NaN = that is not known",
-    "next.cost_to_go": "discounted costs of each clause from the record after the action to the episode's end; NaN = "
-    "not known, the clause is inactive, or the episode was cut off",
-    "policy_action": "as the policy gave it; the same as `action` if no filter changed any",
-    "chunk_step": "the number of the action's chunk in the episode and its step in it, from 0; -1 = from no chunk",
-    "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
-    "safety/safe": "whether it violates no clause; null = no verdict, and `safety/no_verdict` says why",
-    "safety/unsafe_success": "whether it succeeded and violated a clause; null = not known",
-    "safety/vsi": "depth of its worst violation, 0 to 1; null = no verdict",
-    "safety/first_violation_step": "the first record that violates a clause; null = none does",
-    "safety/violating_records": "number of records that violate a clause; null = not known",
-    "safety/robustness/": "robustness of a clause over the episode, in its unit, negative where violated; null = none",
-    "safety/": "of the episode as it was recorded and judged; null = not known",
-}
-
-
+# The fixed parts of the description; of a column's name a last `.` or `/` marks a prefix.
+_FIXED = read_shipped(__package__, "dataset.toml", dict[str, Any])
+_COLUMNS: Mapping[str, str] = _FIXED["columns"]
 _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
     (pa.types.is_boolean, "sc:Boolean"),
     (pa.types.is_integer, "sc:Integer"),
@@ -376,25 +338,17 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 
 def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
-    context = resources.files(__package__).joinpath("croissant_context.json").read_bytes()
-    files = {"@type": "cr:FileSet", "@id": "frames-files", "name": "frames-files"}
-    fields = [_describe_field(column) for column in frames]
-    return {
-        "@context": json.loads(context),
-        "@type": "sc:Dataset",
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
-        **published,
-        "distribution": [{**files, "encodingFormat": "application/x-parquet", "includes": "data/*/*.parquet"}],
-        "recordSet": [{"@type": "cr:RecordSet", "@id": "frames", "name": "frames", "field": fields}],
-    }
+    context = json.loads(resources.files(__package__).joinpath("croissant_context.json").read_bytes())
+    records = [{**_FIXED["record_set"], "field": [_describe_field(column) for column in frames]}]
+    rest = {"distribution": _FIXED["distribution"], "recordSet": records}
+    return {"@context": context, **_FIXED["croissant"], **published, **rest}
 
 
 def _describe_field(column: pa.Field) -> dict[str, object]:
     is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     kind = column.type.value_type if is_list else column.type
     source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
-    meanings = (meaning for key, meaning in _COLUMNS.items() if f"{column.name}.".startswith(key.rstrip(".") + "."))
-    meaning = next(meanings, None)
+    meaning = next((_COLUMNS[key] for key in _COLUMNS if f"{column.name}.".startswith(key.rstrip(".") + ".")), None)
     return {
         "@type": "cr:Field",
         "@id": f"frames/{column.name}",

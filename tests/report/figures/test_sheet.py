@@ -22,3 +22,12 @@ def test_letters_that_the_font_lacks_are_drawn_with_a_font_of_the_system_or_list
     assert sheet.drawable_text("策略 a") == "\ufffd\ufffd a"
     assert "'策略 a'" in caplog.text
     sheet._find_family.cache_clear()
+
+
+def test_the_style_file_has_the_sizes_and_colors_that_figures_draw_with():
+    with sheet.figure_style():
+        style = {**sheet.rcParams}
+    assert {style[key] for key in ("font.size", "axes.titlesize", "xtick.labelsize")} == {sheet.BODY}
+    assert (style["legend.fontsize"], style["figure.titlesize"]) == (sheet.SMALL, sheet.TITLE)
+    colors = [style[key].lstrip("#") for key in ("text.color", "axes.edgecolor", "grid.color")]
+    assert colors == [color.lstrip("#") for color in (sheet.INK, sheet.MUTED, sheet.LINE)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from math import nan
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -40,34 +41,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 _GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
 DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
-_SETTINGS: Mapping[str, object] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
-    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), BODY),
-    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "text.parse_math": False,  # a name may contain a dollar sign
-    "font.family": ["DejaVu Sans"],
-    "figure.titlesize": TITLE,
-    "legend.fontsize": SMALL,
-    "legend.borderpad": 0.0,
-    "legend.borderaxespad": 0.7,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.4,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "safevla-bench",
-    "pdf.fonttype": 42,
-    "savefig.dpi": 300,
-}
+_STYLE = Path(__file__).with_name("sheet.mplstyle")  # with these sizes and colors
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The place of a figure in a paper: width in inches, by default one of two columns, whether to draw a title, and
-    remarks that follow the figure's own notes.
-    """
+    """The place of a figure: width in inches, by default a column; if it has a title; remarks after its own notes."""
 
     width_in: float = 3.5
     titled: bool = True
@@ -82,7 +61,7 @@ PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page to draw 
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Context for drawing and saving with matplotlib's defaults and this style; user settings return afterwards."""
-    with mpl_style.context(["default", dict(_SETTINGS)]):
+    with mpl_style.context(["default", _STYLE]):
         yield
 
 
@@ -115,9 +94,8 @@ def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, A
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds missing ones.
-
-    Letters that no font has become U+FFFD, and a warning names the text, once.
+    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds missing ones. Letters
+    that no font has become U+FFFD, and a warning names the text, once.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     families = {c: _find_family(c) for c in shown}
@@ -186,10 +164,7 @@ class KeyEntry:
 
 
 def make_sheet(title: str, body_in: float) -> Figure:
-    """Return a new figure with its title and about `body_in` inches of height for panels.
-
-    The current page sets the width and may omit the title.
-    """
+    """Return a figure with a title, if the page has titles, and about `body_in` inches of height for panels."""
     page = PAGE.get()
     figure = Figure(figsize=(page.width_in, body_in), layout="constrained")
     if page.titled:
@@ -199,9 +174,8 @@ def make_sheet(title: str, body_in: float) -> Figure:
 
 
 def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Figure:
-    """Return the figure with notes and key below, with a final layout that is rounded to 1e-5 of its size.
-
-    The rounding hides tiny shifts of panels by further draws and by earlier drawings in the process.
+    """Return the figure with notes and key below, with a final layout that is rounded to 1e-5 of its size. The rounding
+    hides tiny shifts of panels by further draws and by earlier drawings in the process.
     """
     width_in, height_in = figure.get_size_inches().tolist()
     notes = (*notes, *PAGE.get().remarks)
@@ -265,9 +239,8 @@ def draw_panels(
     key: Sequence[KeyEntry] = (),
 ) -> Figure:
     """Return a figure with a panel for each of `titles`, two per row, about `high_in` inches high, filled by
-    `draw(axes, index)`; without titles it shows `empty`.
-
-    `across` and `upward` label the axes of all panels; without `upward` each panel has its own ticks.
+    `draw(axes, index)`; without titles it shows `empty`. `across` and `upward` label the axes of all panels; without
+    `upward` each panel has its own ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1
