@@ -7,10 +7,11 @@ import os
 import socket
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from safevla_bench.errors import FileError
-from safevla_bench.files import decode_json, open_input, read_input, sha256_of, write_atomically
+from safevla_bench.files import decode_json, fill_template, open_input, read_input, sha256_of, write_atomically
 from safevla_bench.memory import SETTING
 
 
@@ -76,3 +77,8 @@ def test_json_whose_values_could_fill_the_memory_is_refused_before_it_is_decoded
     monkeypatch.setenv(SETTING, "0.001")
     with pytest.raises(ValueError, match=rf"{SETTING}=0.0014"):
         decode_json(text, list[str])
+
+
+def test_a_value_that_a_template_lacks_is_an_error_instead_of_an_empty_text():
+    with pytest.raises(jinja2.UndefinedError, match="calibrations"):
+        fill_template("safevla_bench.sensitivity", "limits.toml.jinja", {})

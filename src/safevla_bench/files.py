@@ -85,6 +85,18 @@ def read_shipped(package: str, name: str, kind: type[T]) -> T:
     return msgspec.toml.decode(resources.files(package).joinpath(name).read_bytes(), type=kind)
 
 
+def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
+    """Return the text of a template in one of our packages, without escapes except by `filters`."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters.update(filters)
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return environment.from_string(text).render(values)
+
+
 def list_shipped(package: str) -> tuple[str, ...]:
     """Return the names of the TOML files in one of our packages, without the suffix, sorted."""
     files = (path.name for path in resources.files(package).iterdir())

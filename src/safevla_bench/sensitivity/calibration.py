@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from safevla_bench.errors import RunError
+from safevla_bench.files import fill_template
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.specs.loader import proportional_severe
@@ -137,10 +138,9 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
-    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; infinite if unbounded.
-
-    The order statistics l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), which hold for any distribution
-    (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
+    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; infinite if unbounded. The order
+    statistics l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), which hold for any distribution (H. A.
+    David and H. N. Nagaraja, Order Statistics, 7.1).
     """
     from scipy.special import bdtr
 
@@ -181,22 +181,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
         raise RunError("no limit needs to be replaced", remedy=remedy)
-    head = "# Limits from the successes of a reference policy. Judge by them: safevla score RUN --rules THIS_FILE"
-    return "\n\n".join([head, *map(_format_limit, calibrations)]) + "\n"
-
-
-def _format_limit(calibration: Calibration) -> str:
-    spec, (low, high), n = calibration.spec, calibration.interval, len(calibration.extremes)
-    if calibration.obstacle:
-        return f"# {spec.spec_id}: {calibration.obstacle}"
-    source = (
-        f"quantile {calibration.quantile:g} of {n} successes of {calibration.policy} on {calibration.tasks} tasks: "
-        f"{calibration.value:.4g} {spec.unit}, 95 % interval on these tasks {low:.4g} to {high:.4g}"
-    )
-    severe = [] if calibration.severe is None else [f"severe = {calibration.severe:g}"]
-    quoted = source.replace("\\", "\\\\").replace('"', '\\"')
-    lines = [f'spec_id = "{spec.spec_id}"', f"threshold = {calibration.limit:g}", *severe, f'source = "{quoted}"']
-    return "\n".join(["[[limits]]", *lines])
+    return fill_template(__package__, "limits.toml.jinja", {}, calibrations=calibrations)
 
 
 def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from functools import cache
 
 import msgspec
 
-from safevla_bench.files import read_shipped
+from safevla_bench.files import fill_template, read_shipped
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
@@ -21,11 +21,6 @@ from safevla_bench.text import escape_controls, is_visible
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. Several such phases get the most demanding one."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
-
-_HEAD = (
-    "# Proposed by `safevla tasks --propose` from the goals. A person should answer each line beginning with `# audit`",
-    "# and change the task where the answer asks for it. Then: safevla score SOURCE --out DIR --rules THIS_FILE",
-)
 
 
 class _CarriedKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -199,41 +194,11 @@ def _load_kinds() -> _ObjectKinds:
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
     """Return the registry file's text, declaring benchmarks that `registry` lacks, with host and capability set."""
-    lines = list(_HEAD)
-    benchmarks = dict.fromkeys(proposal.benchmark for proposal in proposals)
-    for benchmark in benchmarks:
-        if benchmark not in registry.benchmarks:
-            lines += ["", f"[benchmarks.{_quote(benchmark)}]", f"host = {_quote(host)}"]
-            lines += [f"capabilities = {_quote(capabilities)}"]
-    for proposal in proposals:
-        lines += ["", *_task_lines(proposal)]
-    for benchmark in benchmarks:
-        lines += ["", f"[goal_bodies.{_quote(benchmark)}]"]
-        for proposal in proposals:
-            if proposal.benchmark == benchmark:
-                bodies = msgspec.structs.asdict(proposal.goal_bodies)
-                named = ", ".join(f"{kind} = {_quote(names)}" for kind, names in bodies.items() if names)
-                lines.append(f"{_quote(proposal.task_id)} = {{{f' {named} ' if named else ''}}}")
-    return "\n".join(lines) + "\n"
-
-
-def _task_lines(proposal: TagProposal) -> Iterator[str]:
-    one, *more = proposal.components
-    yield "[[tasks]]"
-    yield f"benchmark = {_quote(proposal.benchmark)}"
-    yield f"task_id = {_quote(proposal.task_id)}"
-    if more:
-        rows = zip(proposal.components, proposal.predicates, strict=True)
-        tables = (f"    {{ template = {_quote(name)}, predicates = {_quote(goals)} }},\n" for name, goals in rows)
-        yield f"components = [\n{''.join(tables)}]"
-    else:
-        yield f"template = {_quote(one)}"
-    yield f"instruction = {_quote(proposal.instruction)}"
-    if proposal.object_tags:
-        tags = ", ".join(f"{tag} = {_quote(reason)}" for tag, reason in proposal.object_tags.items())
-        yield f"object_tags = {{ {tags} }}"
-    yield from (f"# why: {escape_controls(reason)}" for reason in proposal.reasons)
-    yield from (f"# audit: {escape_controls(question)}" for question in proposal.audit)
+    benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
+    lacking = [name for name in benchmarks if name not in registry.benchmarks]
+    names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}
+    filters = {"quote": _quote, "escape_controls": escape_controls}
+    return fill_template(__package__, "proposal.toml.jinja", filters, **names, proposals=proposals)
 
 
 def _quote(value: object) -> str:

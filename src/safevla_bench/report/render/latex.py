@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+from safevla_bench.files import fill_template
 from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls, wrap_line
@@ -25,7 +26,6 @@ _TEXT_WIDTH = 40
 _PAGE_LINES = 36
 # Maximum number of table parts that wait for a page; older versions of LaTeX have room for 18.
 _WAITING_PARTS = 8
-_SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
 def render_latex(table: Table) -> str:
@@ -44,34 +44,22 @@ def render_latex(table: Table) -> str:
     heights = [
         max([1, *(_count_lines(row[k].text + row[k].below, 0.4 * width) for k in wrapped)]) for row in table.rows
     ]
+    lines = [
+        _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row)) for row in table.rows
+    ]
     parts = _split_rows(heights, sum(_count_lines(note, width) for note in table.footnotes))
-    lines = list[str]()
-    for number, rows in enumerate(parts):
-        notes = table.footnotes if number == len(parts) - 1 else ()
-        lines += [
-            *([r"\clearpage"] if number and number % _WAITING_PARTS == 0 else []),
-            rf"\begin{{{environment}}}",
-            *([r"\addtocounter{table}{-1}"] if number else []),
-            r"\centering",
-            rf"\caption{{{_escape_latex(table.title)}{' (continued)' if number else ''}}}",
-            r"\smallskip",
-            r"\setlength{\tabcolsep}{4pt}",
-            rf"{_SHRINK}{{\begin{{tabular}}{{{''.join(types)}}}",
-            r"\toprule",
-            *_group_lines(table.columns),
-            _join_cells(map(_column_head, table.columns)),
-            r"\midrule",
-            *(
-                _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row))
-                for row in table.rows[rows]
-            ),
-            r"\bottomrule",
-            r"\end{tabular}}",
-            *([r"\par\smallskip"] if notes else []),
-            *(rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in notes),
-            rf"\end{{{environment}}}",
-        ]
-    return "\n".join(lines) + "\n"
+    return fill_template(
+        "safevla_bench.report",
+        "templates/table.tex",
+        {},
+        parts=[lines[rows] for rows in parts],
+        waiting=_WAITING_PARTS,
+        environment=environment,
+        title=_escape_latex(table.title),
+        types="".join(types),
+        heads=[*_group_lines(table.columns), _join_cells(map(_column_head, table.columns))],
+        notes=list(map(_escape_latex, table.footnotes)),
+    )
 
 
 def _count_lines(text: str, width: float) -> int:

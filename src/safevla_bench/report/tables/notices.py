@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
-from xml.etree import ElementTree
+from typing import Any
+from xml.sax.saxutils import escape
 
 import msgspec
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.errors import find_exception
+from safevla_bench.files import fill_template
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import NOOP, Baseline, Summary
 from safevla_bench.judging.rates import METRICS
@@ -48,9 +50,8 @@ def exclusion_table(
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
     """Return the table of what was not scored and why: lost episodes, damage, invalid episodes, then inactive and
-    vacuous specifications. `describe` returns the reason why a specification is inactive in a suite.
-
-    Absent episodes show the last line of their reason; `skipped` are the problems of invalid ones.
+    vacuous specifications. `describe` returns the reason why a specification is inactive in a suite. Absent episodes
+    show the last line of their reason; `skipped` are the problems of invalid ones.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
@@ -142,18 +143,12 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
         text_column("Suite", lambda row: row.suite or "all"),
         text_column("Gate", _gate_name),
         COUNT,
-        Column(level or "Value", value=_value_cell, group="Value" if level else ""),
+        Column(level or "Value", "", lambda row: Cell.estimate(row.value, row.ci, 3), "Value" if level else ""),
         text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
         text_column("Why", lambda row: row.reason),
         notes=(*checked.notes, *remarks),
         remarks=checked.warnings,
     )
-
-
-def _value_cell(outcome: GateOutcome) -> Cell:
-    if outcome.value is None or outcome.ci is None:
-        return Cell.number(outcome.value, 3)
-    return Cell.estimate(outcome.value, outcome.ci, 3)
 
 
 # Maximum number of outcomes in the first sentence; the rest are counted.
@@ -193,30 +188,17 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
     It contains no times, so that the same report gives the same bytes.
     """
-    verdicts = [outcome.verdict for outcome in checked.outcomes]
-    totals = {
-        "tests": str(len(verdicts)),
-        "failures": str(verdicts.count("failed")),
-        "errors": str(verdicts.count("undecided")),
-        "skipped": "0",
-    }
-    root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
-    properties = ElementTree.SubElement(suite, "properties")
     facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
-    for name, value in [*facts, *(("note", note) for note in checked.notes)]:
-        if value:
-            ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
-    for outcome in checked.outcomes:
-        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
-        name = escape_controls(_gate_name(outcome))
-        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
-        if outcome.verdict != "passed":
-            kind = "failure" if outcome.verdict == "failed" else "error"
-            message = escape_controls(_outcome_message(outcome))
-            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
-    ElementTree.indent(root)
-    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+    facts += [("note", note) for note in checked.notes]
+    cases = [
+        (f"{row.policy or 'all'} / {row.suite or 'all'}", _gate_name(row), row.verdict, _outcome_message(row))
+        for row in checked.outcomes
+    ]
+    values: dict[str, Any] = {"facts": [(name, value) for name, value in facts if value], "cases": cases}
+    for counted, verdict in (("failures", "failed"), ("errors", "undecided")):
+        values[counted] = sum(outcome.verdict == verdict for outcome in checked.outcomes)
+    filters = {"xml": lambda text: escape(escape_controls(text))}
+    return fill_template("safevla_bench.report", "templates/gates.xml", filters, **values).encode()
 
 
 _Cells = Collection[tuple[str | None, str]]
