@@ -686,7 +686,7 @@ def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_
     (difference,) = safety.differences
     assert (difference.p_by_task, difference.better_by_task) == (1 / 2**5, "a")
     assert not safety.primary
-    assert verdict_cell(difference, SAFETY, exploratory=True).text == "A safer, exploratory"
+    assert verdict_cell(difference, SAFETY, primary=False).text == "A safer, exploratory"
 
 
 # Episodes without a value

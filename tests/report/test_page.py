@@ -286,4 +286,4 @@ def test_a_cell_without_any_verdict_has_no_bar_of_safety():
     assert [name for name, _, _ in page.list_whiskers(cells(silent)[0])] == ["Success"]
     checked = Checked(page_of(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n" in checked.text
-    assert page.summarize_violations(cells(silent)[0]).words == "no verdict"
+    assert page.summarize_violations(cells(silent)[0])["words"] == "no verdict"

@@ -39,9 +39,7 @@ Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One label against one clause, or `ANY_CLAUSE`, over all episodes. `counts` [2, 2] are of episodes decided by
-    both: label safe, unsafe × ours safe, unsafe.
-    """
+    """One label against one clause, or `ANY_CLAUSE`; `counts` [2, 2]: label safe, unsafe × ours safe, unsafe."""
 
     label: str
     clause: str
@@ -137,7 +135,6 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
     """Return the 95 % credible interval of kappa of a table [2, 2] of counts, by Jeffreys' prior; None without kappa.
-
     Shares are drawn from the Dirichlet distribution of the counts plus a half. The interval keeps its coverage with ten
     episodes, and with full agreement, when the usual standard error is 0.
     """

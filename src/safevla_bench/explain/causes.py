@@ -28,7 +28,6 @@ _LONGEST_CHAIN = 4
 @dataclass(frozen=True, slots=True)
 class CauseChain:
     """The course of a violation; `bodies` from the first of the chain to the last, neighbors in contact in `steps`.
-
     `others` touch the last body at the same time, so that they are possible causes too. `step` is the record in which
     the violation began.
     """

@@ -204,10 +204,9 @@ def _moment_document(moment: Moment) -> dict[str, Any]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
-
-    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
-    `record` is the episode as a batch of one, `episode` its index in the scores.
+    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first. The others
+    follow by margin over threshold, the smallest first. Specifications that the library lacks are left out. `record` is
+    the episode as a batch of one, `episode` its index in the scores.
     """
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
@@ -277,7 +276,6 @@ def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: in
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
-
     Cells (policy and benchmark) take turns. If no episode is unsafe, returns the judged episodes nearest to a limit; []
     if none is judged.
     """

@@ -32,10 +32,9 @@ _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a formula in one episode.
-
-    `rho` is None if there is no verdict, and if it is infinite: for `vacuous`, and if only Boolean signals decide.
-    `step` is the record that `stl.deciding_records` returns, and `signals` the values in that record.
+    """The result of a formula in one episode. `rho` is None if there is no verdict, and if it is infinite: for
+    `vacuous`, and if only Boolean signals decide. `step` is the record that `stl.deciding_records` returns, and
+    `signals` the values in that record.
     """
 
     number: int  # its number in the sources, from 1; episodes without a record come last

@@ -24,7 +24,6 @@ MARGIN = "margin"  # name of the signal if the trace shows the robustness of the
 @dataclass(frozen=True, slots=True)
 class SignalTrace:
     """One value per record and a limit: values [n], gate [n] or None, failing [n]; `upper`: the limit is a ceiling.
-
     `failing` marks the records that violate the specification. `worst` is the record nearest to the limit, or furthest
     beyond it, while the gate is open.
     """

@@ -56,10 +56,9 @@ _NO_RATE_NOTE = "Crashed episodes and those without a verdict are in no rate, wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
-    """One policy in one table: its numbers by metric key, and remarks shown next to its name.
-
-    `numbers` are means over the table's suites, with 95 % intervals if counts are known. A rank is `""` if there is
-    none. An entry that does not compete has numbers but no rank.
+    """One policy in one table: its numbers by metric key, and remarks shown next to its name. `numbers` are means over
+    the table's suites, with 95 % intervals if counts are known. A rank is `""` if there is none. An entry that does not
+    compete has numbers but no rank.
     """
 
     policy: str
@@ -148,9 +147,7 @@ def report_path(policy: PolicyName) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if `folder` is a file or contains anything but a board; a missing or empty folder passes. Raises
-    `FileError` if the folder cannot be read.
-    """
+    """Raise `RunError` if `folder` is a file or has content that is not a board's, `FileError` if it cannot be read."""
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if occupied:
@@ -190,10 +187,9 @@ Better = Mapping[str, Collection[tuple[str, str]]]
 
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by Safety, highest first; entries without a rank come last.
-
-    Ranks are ranges: from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus
-    those shown to be worse.
+    """Return the entries of one table by Safety, highest first; entries without a rank come last. Ranks are ranges:
+    from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus those shown to be
+    worse.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 

@@ -181,10 +181,9 @@ def publishable_cells(judged: Judged) -> list[Summary]:
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
-    """Return the submission to RoboCasa's leaderboard, with success in percent, without writing it.
-
-    Unknown values are "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the
-    suite, for several policies or none, and for a simulator that ran with stand-ins for its own assets.
+    """Return the submission to RoboCasa's leaderboard, with success in percent, without writing it. Unknown values are
+    "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the suite, for several
+    policies or none, and for a simulator that ran with stand-ins for its own assets.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:

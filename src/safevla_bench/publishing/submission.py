@@ -28,10 +28,9 @@ from safevla_bench.version import __version__
 
 
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
-    """Return the submission for judged sources at `paths`, whose files are read, without writing it.
-
-    It is marked incomplete if an episode was left out. Raises `RunError` without any episode, if applicability was off,
-    if a search chose starts, or if a run's table is damaged.
+    """Return the submission for judged sources at `paths`, whose files are read, without writing it. It is marked
+    incomplete if an episode was left out. Raises `RunError` without any episode, if applicability was off, if a search
+    chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is not a result to submit", remedy="Judge with it on.")

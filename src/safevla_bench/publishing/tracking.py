@@ -236,9 +236,8 @@ class OutcomeScorer:
 
 
 class TrackingObserver:
-    """Observer that sends every finished episode's verdict and length to a tracker.
-
-    An exception from the tracker is reported once, and the run goes on without the tracker.
+    """Observer that sends every finished episode's verdict and length to a tracker. An exception from the tracker is
+    reported once, and the run goes on without the tracker.
     """
 
     def __init__(

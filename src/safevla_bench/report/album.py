@@ -36,9 +36,8 @@ Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of 
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI; `left_out` did not fit and remain in the run's `frames`.
-
-    `films` has the address of each whole-episode film, relative to the page.
+    """Pictures by episode, each with its data URI; `left_out` did not fit and remain in the run's `frames`. `films` has
+    the address of each whole-episode film, relative to the page.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -115,9 +114,8 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return the replays by episode of the run folders; arguments and errors are those of `collect_images`.
-
-    Files that are missing, larger than 50 MB, outside the run, or refused by `read_replay` are skipped.
+    """Return the replays by episode of the run folders; arguments and errors are those of `collect_images`. Files that
+    are missing, larger than 50 MB, outside the run, or refused by `read_replay` are skipped.
     """
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
@@ -134,10 +132,9 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays of a page with their clauses, worst episodes first, up to `most_bytes` of data.
-
-    Replays that do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record
-    have none. Scripts are included only with a replay.
+    """Return the replays of a page with their clauses, worst episodes first, up to `most_bytes` of data. Replays that
+    do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record have none.
+    Scripts are included only with a replay.
     """
     scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))

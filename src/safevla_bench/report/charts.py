@@ -42,7 +42,6 @@ class PointLabel:
 @dataclass(frozen=True, slots=True)
 class Sparkline:
     """A signal and its limit over one episode, without text; paths are SVG path data, `caption` is text next to it.
-
     `beyond` has the intervals of violation, beyond the limit; `open_gate` those in which the specification's gate is
     open, "" without a gate.
     """
@@ -72,7 +71,6 @@ class Chart(Sparkline):
 @dataclass(frozen=True, slots=True)
 class PlotArea:
     """The map from record and value to positions; `last` is the record at the right edge, top and bottom are in pixels.
-
     `times_s` are the records' times, [last + 1]; None = equal intervals.
     """
 
@@ -99,9 +97,8 @@ class PlotArea:
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
-    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal intervals.
-
-    The least and the greatest finite value are included. Up to `max_points` values keep all indices.
+    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal intervals. The least and
+    the greatest finite value are included. Up to `max_points` values keep all indices.
     """
     count = len(values)
     if count <= max_points:
@@ -202,7 +199,6 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return about `about` round numbers (spaced by 1, 2 or 5 times a power of ten) from `low` to `high`, ascending.
-
     `low` must be less than `high`; else raises `ValueError`.
     """
     rough = Fraction(high - low) / about

@@ -39,7 +39,6 @@ class Evidence:
 
 class EpisodeRecords:
     """The records behind some scores, found by policy and episode id; an episode is its index in the scores, from 0.
-
     Traces are cached, so that all sections of a page trace an episode once.
     """
 
@@ -125,10 +124,7 @@ class EpisodeDetails:
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode.
-
-    Unless `drawn`, clauses have no sparkline, and vacuous specifications have a general reason.
-    """
+    """Return the details of an episode; unless `drawn`, without sparklines, and with general reasons of vacuity."""
     if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
@@ -162,7 +158,6 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
-
     A Boolean specification or infinite margin has no margin in the text, an unknown depth no depth.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])

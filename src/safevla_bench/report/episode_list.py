@@ -26,10 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one episode; `share` is rho over the threshold.
-
-    `rho` and `share` are None for a violation that a Boolean signal decided.
-    """
+    """One specification in one episode; `rho` and `share`, rho / threshold, are None if a Boolean signal decided."""
 
     spec: str
     rho: float | None
@@ -108,11 +105,9 @@ def list_episodes(
     *,
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row for every episode, in the order of the sources, or only for those at some indices.
-
-    `dt_s`: control step of each episode, [E]. `spec_id`: list only this specification, of any tier; episodes without
-    its verdict, and those without a record, are left out. An unknown id raises `ValueError`. `stamps_s` is that of
-    `Batch`.
+    """Return a row for every episode, in the order of the sources, or only for those at some indices. `dt_s`: control
+    step of each episode, [E]. `spec_id`: list only this specification, of any tier; episodes without its verdict, and
+    those without a record, are left out. An unknown id raises `ValueError`. `stamps_s` is that of `Batch`.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -128,9 +123,8 @@ VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, 
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict as text, such as `Failed, unsafe`, or `Stopped, unsafe`.
-
-    An outcome that is more specific than success or failure follows in brackets.
+    """Return the ending and the verdict as text, such as `Failed, unsafe`, or `Stopped, unsafe`. An outcome that is
+    more specific than success or failure follows in brackets.
     """
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
@@ -140,7 +134,6 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 
 def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
-
     An episode without a record has only number, names, outcome, reason and `counted` (False). The column `why` exists
     only if a row has it. `scores` must be those of the rows.
     """
@@ -196,10 +189,7 @@ def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
 def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
-    """Return copies of the rows with their violating bodies, () for none.
-
-    With `spec_id`, only bodies that violate this specification.
-    """
+    """Return copies of the rows with their violating bodies, () for none; with `spec_id`, those that violate it."""
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -281,10 +271,9 @@ def _filter_by_name(what: str, wanted: str, rows: list[ListedEpisode]) -> list[L
 
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
-    """Return the rows in a new list, in the order `by`; None = the order of the sources.
-
-    vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these by
-    rho/threshold), id = natural order, kind = by kind of the first violating body. Rows without a value come last.
+    """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi = deepest first, rho =
+    smallest rho/threshold first, step = earliest violation [s] first (ties of these by rho/threshold), id = natural
+    order, kind = by kind of the first violating body. Rows without a value come last.
     """
     if by is None:
         return list(rows)

@@ -85,10 +85,9 @@ _LEAST_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return a sentence on policies that ran other tasks than others, or in other proportions; else "".
-
-    Half the sum of the differences of proportions bounds the difference in Safety that they alone could cause. The
-    policy that does nothing is left out.
+    """Return a sentence on policies that ran other tasks than others, or in other proportions; else "". Half the sum of
+    the differences of proportions bounds the difference in Safety that they alone could cause. The policy that does
+    nothing is left out.
     """
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]

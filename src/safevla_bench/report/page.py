@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
 from markupsafe import Markup
 
-from safevla_bench.explain.episode import SpecTrace, rank_by_severity, select_worst
+from safevla_bench.explain.episode import rank_by_severity, select_worst
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, aggregate, cells, has_verdict, measure_baseline
 from safevla_bench.judging.rates import SAFETY, SR, Rate
@@ -19,7 +20,7 @@ from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
 from safevla_bench.report import render
 from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.charts import Chart, draw_chart
+from safevla_bench.report.charts import draw_chart
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, EpisodeTable, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
@@ -140,7 +141,7 @@ def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[s
     worst = list(draw_worst(records, episodes.entries))
     return {
         "worst": worst,
-        "case_numbers": {case.entry.row.number: k for k, case in enumerate(worst, 1)},
+        "case_numbers": {case["entry"].row.number: k for k, case in enumerate(worst, 1)},
         "episodes": episodes,
         "shared_states": find_shared_states(records, episodes.entries),
     }
@@ -178,28 +179,18 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 # Violations
 
 
-@dataclass(frozen=True, slots=True)
-class CellViolations:
-    """A cell's violations as a sentence and a table, and the unscored clauses."""
-
-    name: str
-    words: str
-    scored: Table
-    others: Table
-
-
-def summarize_violations(cell: Summary) -> CellViolations:
-    """Return a cell's tables of violations, scored and unscored, and a sentence on its unsafe episodes above them."""
+def summarize_violations(cell: Summary) -> dict[str, str | Table]:
+    """Return a cell's `name`, `words` on its unsafe episodes, and tables of violations: `scored`, and `others`."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     top = max(scored, key=lambda spec: spec.violations.count, default=None)
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
-    return CellViolations(
-        name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
-        words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
-        scored=violation_table(cell),
-        others=violation_table(cell, scored=False),
-    )
+    return {
+        "name": f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
+        "words": f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
+        "scored": violation_table(cell),
+        "others": violation_table(cell, scored=False),
+    }
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
@@ -218,38 +209,25 @@ def drawn_episodes(scores: Scores) -> list[int]:
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
-@dataclass(frozen=True, slots=True)
-class WorstEpisode:
-    """An episode with a chart for each specification with a verdict."""
-
-    entry: EpisodeEntry
-    broken: tuple[tuple[SpecTrace, Chart], ...]
-    kept: tuple[tuple[SpecTrace, Chart], ...]
-
-
-def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[WorstEpisode]:
-    """Yield up to 6 episodes picked by `select_worst`, in order; without charts if they have no record."""
+def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
+    """Yield up to 6 episodes picked by `select_worst`, in order: the `entry`, and the traces with charts of its
+    `broken` and its `kept` specifications; none without a record.
+    """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
         drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
-        yield WorstEpisode(
-            entry=next(entry for entry in entries if entry.row.number == episode + 1),
-            broken=tuple(pair for pair in drawn if pair[0].violated),
-            kept=tuple(pair for pair in drawn if not pair[0].violated),
-        )
+        sides = {
+            "broken": [pair for pair in drawn if pair[0].violated],
+            "kept": [p for p in drawn if not p[0].violated],
+        }
+        yield {"entry": next(entry for entry in entries if entry.row.number == episode + 1), **sides}
 
 
-@dataclass(frozen=True, slots=True)
-class SharedState:
-    """One initial state, and the episodes that started from it."""
-
-    label: str
-    entries: tuple[EpisodeEntry, ...]
-
-
-def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
-    """Return the initial states from which several policies started, the most different outcomes first; only states
-    all of whose episodes are listed.
+def find_shared_states(
+    records: EpisodeRecords, entries: Sequence[EpisodeEntry]
+) -> list[tuple[str, list[EpisodeEntry]]]:
+    """Return the initial states from which several policies started, with their episodes, the most different outcomes
+    first; only states all of whose episodes are listed.
     """
     scores, states = records.scores, dict[str, list[int]]()
     for k in range(len(scores)):
@@ -261,11 +239,7 @@ def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry])
     shared = [item for item in states.items() if len({scores.policy[k] for k in item[1]}) > 1]
     ranked = sorted(shared, key=lambda item: -_difference(scores, item[1]))
     listed = {entry.row.number - 1: entry for entry in entries}
-    return [
-        SharedState(label, tuple(listed[k] for k in members))
-        for label, members in ranked
-        if listed.keys() >= {*members}
-    ]
+    return [(label, [listed[k] for k in members]) for label, members in ranked if listed.keys() >= {*members}]
 
 
 def _difference(scores: Scores, members: Sequence[int]) -> float:

@@ -25,11 +25,8 @@ _LABEL = 14
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
     """Return the explanation as text: a heading, and violated clauses with plots, or else the closest satisfied one.
-
     Tables follow of the other satisfied clauses, of clauses without a verdict, of records left out for an unknown pose,
-    and of violated diagnostics, if there are any.
-
-    `width`: columns of the terminal; None = its own.
+    and of violated diagnostics, if there are any. `width`: columns of the terminal; None = its own.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     violated, kept = explanation.violated_clauses, explanation.kept_clauses
@@ -138,10 +135,9 @@ _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more.
-
-    Below the time axis are marked the intervals in which the condition is open, if a specification has one, and the
-    records that violate the limit. No peak is lost, however many records share a column.
+    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more. Below the
+    time axis are marked the intervals in which the condition is open, if a specification has one, and the records that
+    violate the limit. No peak is lost, however many records share a column.
     """
     low, high = chart.bounds()
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4

@@ -265,9 +265,8 @@ class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
-    """One threshold moved over a grid; `points[k]` of each curve belongs to `thresholds[k]`.
-
-    `default` is the library's threshold, which may be off the grid.
+    """One threshold moved over a grid; `points[k]` of each curve belongs to `thresholds[k]`. `default` is the library's
+    threshold, which may be off the grid.
     """
 
     name: str
@@ -306,10 +305,7 @@ def sweep_threshold(
 
 
 def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVariant]:
-    """Return the variants of a sweep, in the order of its thresholds.
-
-    Raises `KeyError` for an id not in the library.
-    """
+    """Return the variants of a sweep, in the order of its thresholds; raise `KeyError` for an unknown id."""
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     variants = []
     for to in asked.thresholds:
@@ -319,10 +315,9 @@ def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVaria
 
 
 def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
-
-    All judge the same episodes. An episode of a cell counts if it ran to its end or has a verdict in some result. Cells
-    without a verdict in `scores` are left out; cells without episodes are kept, with n = 0.
+    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`. All judge the
+    same episodes. An episode of a cell counts if it ran to its end or has a verdict in some result. Cells without a
+    verdict in `scores` are left out; cells without episodes are kept, with n = 0.
     """
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
@@ -423,10 +418,9 @@ def _read_as(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with depths that reach 1 when the signal, not its excess, reaches the severe magnitude.
-
-    The depth of a graded clause is min(1, max(0, -rho)/(severe - τ)), and 1 for every violation if `severe` is not
-    beyond τ. Verdicts and robustness do not change.
+    """Return the scores with depths that reach 1 when the signal, not its excess, reaches the severe magnitude. The
+    depth of a graded clause is min(1, max(0, -rho)/(severe - τ)), and 1 for every violation if `severe` is not beyond
+    τ. Verdicts and robustness do not change.
     """
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):

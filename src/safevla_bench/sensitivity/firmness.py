@@ -20,10 +20,11 @@ import numpy as np
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.ruleset import NamedRules
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
 from safevla_bench.sources.runs.folder import archive_digest
-from safevla_bench.statistics.intervals import Interval, exact_interval
+from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES, EpisodeKey
 from safevla_recorder.episode import Bools, Floats
@@ -147,10 +148,9 @@ class EpisodeFirmness:
         return not any(reading.first is not None for reading in self.recorded.clauses.values())
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
-        """Compare one specification under one variation; if it is vacuous, it is not violated.
-
-        A replay's violation counts until it leaves its path. A recorded violation flips if the replay shows none until
-        then, stays on its path beyond that, and never violates.
+        """Compare one specification under one variation; if it is vacuous, it is not violated. A replay's violation
+        counts until it leaves its path. A recorded violation flips if the replay shows none until then, stays on its
+        path beyond that, and never violates.
         """
         sides = [clauses.get(spec_id) for clauses in (self.recorded.clauses, replay.clauses)]
         recorded, first = [None if side is None else side.first for side in sides]
@@ -198,11 +198,8 @@ NO_FIRMNESS: Firmness = {}
 @dataclass(frozen=True, slots=True)
 class ClauseFirmness:
     """One specification in one suite: numbers of episodes that are firm, fragile (some variation flips the verdict) or
-    censored.
-
-    A replay of a censored episode left its path before the verdict was decided, and none flips it.
-
-    `spreads`: per episode, the range of robustness over the replays that never leave their path.
+    censored. A replay of a censored episode left its path before the verdict was decided, and none flips it. `spreads`:
+    per episode, the range of robustness over the replays that never leave their path.
     """
 
     suite: str
@@ -214,9 +211,10 @@ class ClauseFirmness:
     by_variation: Mapping[str, int]
 
     @property
-    def fragile_interval(self) -> Interval | None:
-        """The exact 95 % interval of the fragile share of the decided episodes."""
-        return exact_interval(self.fragile, self.firm + self.fragile)
+    def fragile_share(self) -> Rate:
+        """The share of fragile episodes among the decided ones, with its exact 95 % interval."""
+        n = self.firm + self.fragile
+        return Rate(self.fragile, n, self.fragile / n if n else None, interval_bounds(exact_interval(self.fragile, n)))
 
 
 def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
@@ -292,9 +290,8 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """An episode's scored specifications as recorded and without the cause, and the outcomes of both.
-
-    `left` is the first record in which the replay is off its recorded path; None if it stays, or has another timing.
+    """An episode's scored specifications as recorded and without the cause, and the outcomes of both. `left` is the
+    first record in which the replay is off its recorded path; None if it stays, or has another timing.
     """
 
     cause: str  # what was done, as the beginning of a sentence

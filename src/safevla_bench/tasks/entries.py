@@ -215,9 +215,7 @@ class Registry:
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the task's goal, else those in the suite whose tasks or tags its suite repeats. None if
-        the registry does not know them.
-        """
+        """Return the bodies in the task's goal, else those of the suite that its suite repeats; None if not known."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark

@@ -78,7 +78,6 @@ class Pair:
     @property
     def margin(self) -> float | None:
         """`kept` of the rejected episode's clause in the preferred one, plus its depth in the rejected one, 0 to 2.
-
         None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
@@ -181,10 +180,9 @@ def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: 
 
 
 def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
-    """Return the smallest m for which the expected number of new pairs is at least `wanted`.
-
-    With m independent rollouts it is (good + m p)(bad + m q) - good bad - m p q, for the rates p and q of the two
-    kinds: those that are there make no pair with each other.
+    """Return the smallest m for which the expected number of new pairs is at least `wanted`. With m independent
+    rollouts it is (good + m p)(bad + m q) - good bad - m p q, for the rates p and q of the two kinds: those that are
+    there make no pair with each other.
     """
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
@@ -261,9 +259,8 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
 def encode_pairs(
     judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
 ) -> bytes:
-    """Return JSON lines: a head with the rules, runs and states, then the pairs.
-
-    If `is_whole`, pairs hold actions; else `episode_index`, the place in the data set of `list_members`.
+    """Return JSON lines: a head with the rules, runs and states, then the pairs. If `is_whole`, pairs hold actions;
+    else `episode_index`, the place in the data set of `list_members`.
     """
     sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
     head = {

@@ -107,7 +107,6 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
 @contextmanager
 def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[DatasetWriter]:
     """Yield the writer of a dataset, whose folder appears once it is complete, and not at all if an error is raised.
-
     `fps` are frames per second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the folder is
     in use, and `FileError` if it cannot be written.
     """
@@ -154,10 +153,9 @@ class DatasetWriter:
         return pa.schema([(name, feature.arrow_type) for name, feature in shown.items()], metadata)
 
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
-        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes.
-
-        `task` is its instruction; `labels` are further columns of its row, with the same types in every episode. Raises
-        `RunError` if its features are not those of the first episode.
+        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes. `task` is its
+        instruction; `labels` are further columns of its row, with the same types in every episode. Raises `RunError` if
+        its features are not those of the first episode.
         """
         length = len(next(iter(columns.values())).values)
         columns = {**columns, **self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))}

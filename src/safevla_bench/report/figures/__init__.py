@@ -32,9 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """Verdicts, the control steps [s] and numbers of records of the same episodes, [E] each, and options.
-
-    `stamps_s` is that of `Batch`.
+    """Verdicts, control steps [s] and numbers of records of E episodes, [E] each, `stamps_s` as in `Batch`, and
+    options.
     """
 
     scores: Scores
@@ -89,9 +88,8 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:
-    """Return the bytes of a figure, without date, program name or random identifier, and without writing files.
-
-    The same figure gives the same bytes with the same version of matplotlib.
+    """Return the bytes of a figure, without date, program name or random identifier, and without writing files. The
+    same figure gives the same bytes with the same version of matplotlib.
     """
     stream = io.BytesIO()
     with figure_style():

@@ -25,7 +25,6 @@ from safevla_recorder.episode import Floats
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety next to SBU, a row per suite: a line with a 95 % Wilson band for each policy with episodes.
-
     Thresholds are in the most readable unit; dotted lines mark the registered ones. Without an episode the figure says
     so. Raises `SpecError` if the library lacks a swept specification.
     """
@@ -91,7 +90,6 @@ _DODGE_PT = 2.2
 @sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval per run, and thin lines between them.
-
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
@@ -173,9 +171,8 @@ _FAINT = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
-    """Return the points at which the share of violations rises, [4, k]: times, and share, low and high end in percent.
-
-    The curve for any limit begins at time 0.
+    """Return where the share of violations rises, [4, k]: time, share, low, high in percent; of any limit, also at time
+    0.
     """
     found, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0

@@ -102,9 +102,8 @@ def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the points that no other point dominates, by increasing first coordinate.
-
-    A point dominates another if it is at least as good in both coordinates and better in one.
+    """Return the points that no other point dominates, by increasing first coordinate. A point dominates another if it
+    is at least as good in both coordinates and better in one.
     """
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):

@@ -114,7 +114,6 @@ class Margins:
 
 def compute_margins(scores: Scores) -> Margins:
     """Return margins divided by thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
-
     Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
     """
     members = sheet.judged_by_policy(scores)

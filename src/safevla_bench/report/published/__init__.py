@@ -85,10 +85,7 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @cache
 def load_published(name: str) -> PublishedResults:
-    """Return a shipped publication by the name of its file, `PAPER` or `LEADERBOARD`; read once.
-
-    Raises `FileNotFoundError` for any other name.
-    """
+    """Return a shipped publication, `PAPER` or `LEADERBOARD`, read once; raise `FileNotFoundError` for others."""
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
     return msgspec.toml.decode(content, type=PublishedResults)
 
@@ -105,9 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate of n episodes that is printed as this percentage; without a value if it is not printed.
-
-    Its count is the nearest that rounds so, and its interval covers Wilson's 95 % intervals of all that do.
+    """Return the rate of n episodes that is printed as this percentage; without a value if it is not printed. Its count
+    is the nearest that rounds so, and its interval covers Wilson's 95 % intervals of all that do.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 @cache
 def template_environment() -> Environment:
     """Return the environment of the page templates, cached; it escapes control characters and HTML in every string.
-
     Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -66,7 +65,6 @@ def read_template(name: str) -> str:
 
 def content_security_policy(style: str, *scripts: str) -> str:
     """Return a Content-Security-Policy that allows only this style sheet, these scripts and images in `data:` URIs.
-
     Empty scripts are omitted; without any, no script may run.
     """
     styles = f"style-src '{_source_digest(style)}';"

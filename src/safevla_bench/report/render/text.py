@@ -228,9 +228,8 @@ def _write_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV text: a line of headings, then a line for each row, numbers exact, flags `true` and `false`.
-
-    A heading that the row lacks, None and NaN are empty fields; values without a heading are left out.
+    """Return CSV text: a line of headings, then a line for each row, numbers exact, flags `true` and `false`. A heading
+    that the row lacks, None and NaN are empty fields; values without a heading are left out.
     """
     fields = ([_plain_field(row.get(head)) for head in heads] for row in rows)
     return _write_csv([[spreadsheet_text(head) for head in heads], *fields])

@@ -74,9 +74,8 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, then the numbers that the paper prints for the roster's policies on their suites.
-
-        Raises `RunError` if a policy of the runs has the name of a printed one.
+        """Return the cells, then the numbers that the paper prints for the roster's policies on their suites. Raises
+        `RunError` if a policy of the runs has the name of a printed one.
         """
         if taken := {cell.policy for cell in cells} & set(self.roster.published):
             raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
@@ -84,7 +83,6 @@ class TableInputs:
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
-
         `auxiliary`: without a `host`, auxiliary cells are the last group. Raises `RunError` if a policy has results of
         the same tasks under two suite names.
         """

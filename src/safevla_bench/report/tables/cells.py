@@ -71,9 +71,8 @@ def suite_group(registry: Registry, suite: str | None) -> str:
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's suites of the group with this title, without auxiliary ones, and the names of each.
-
-    Suite -> the names of all suites with the same tasks, including its own; {} if the group is not the paper's.
+    """Return the paper's suites of the group with this title, without auxiliary ones, and the names of each. Suite ->
+    the names of all suites with the same tasks, including its own; {} if the group is not the paper's.
     """
     names: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
@@ -109,9 +108,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: all but `noop`, published and privileged ones.
-
-        If all but `noop` saw privileged state, they compete with each other; `noop` competes only if it is alone.
+        """Return the policies that compete for the best: all but `noop`, published and privileged ones. If all but
+        `noop` saw privileged state, they compete with each other; `noop` competes only if it is alone.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -139,9 +137,8 @@ class Roster:
 def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite, and one for `aggregate` if given.
-
-    Rows of `privileged` policies say that they used simulator state which no real robot has.
+    """Return the table of the headline numbers, a row per policy × suite, and one for `aggregate` if given. Rows of
+    `privileged` policies say that they used simulator state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
@@ -203,9 +200,8 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of the share of judged episodes that violate each scored specification, a row per cell.
-
-    A specification that is inactive in every episode has a dash, never a zero. All cells must have the same
+    """Return the table of the share of judged episodes that violate each scored specification, a row per cell. A
+    specification that is inactive in every episode has a dash, never a zero. All cells must have the same
     specifications; else raises `KeyError`. `title` is the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
@@ -248,10 +244,9 @@ def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
 
 
 def violation_table(cell: Summary, *, scored: bool = True) -> Table:
-    """Return the table of the violations of each specification in a cell.
-
-    A specification that is inactive, vacuous or without a verdict in every episode has dashes. `scored`: the safe tier;
-    else diagnostics and alternate tiers, which enter no headline number.
+    """Return the table of the violations of each specification in a cell. A specification that is inactive, vacuous or
+    without a verdict in every episode has dashes. `scored`: the safe tier; else diagnostics and alternate tiers, which
+    enter no headline number.
     """
 
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
@@ -295,9 +290,8 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of what the unsafe successes of each cell violated; shares of a cell add up to 100 %.
-
-    A cell without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
+    """Return the table of what the unsafe successes of each cell violated; shares of a cell add up to 100 %. A cell
+    without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
     heads = (
         *map(text_column, ("Policy", "Suite")),
@@ -351,10 +345,9 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval derived from theirs.
-
-    A dash unless every suite was run and judged and all values are known. Suites in which the metric is undefined, such
-    as P[U|S] without a success, are left out and counted; such a mean competes for no mark.
+    """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval derived from theirs. A dash
+    unless every suite was run and judged and all values are known. Suites in which the metric is undefined, such as
+    P[U|S] without a success, are left out and counted; such a mean competes for no mark.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
@@ -390,9 +383,8 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
-
-    One row per policy; auxiliary cells are left out. `order` sorts the suites; others come last.
+    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5). One
+    row per policy; auxiliary cells are left out. `order` sorts the suites; others come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)

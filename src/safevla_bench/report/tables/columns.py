@@ -54,32 +54,31 @@ COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summa
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate in percent with its interval; a dash and a reason if the rate has no interval.
-
-    The reason is the rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another
-    number of episodes, the cell shows that number (`of`).
+    """Return a rate in percent with its interval; a dash and a reason if the rate has no interval. The reason is the
+    rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another number of episodes, the
+    cell shows that number (`of`).
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
-    return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, _own_n(rate.n, n))
+    return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, None if n is None or n == rate.n else rate.n)
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
-
-    A mean of one episode, or without an interval, shows how few episodes there are instead. `n` is as in `rate_cell`.
+    """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value. A mean of one
+    episode, or without an interval, shows how few episodes there are instead. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
-    of = _own_n(mean.n, n)
+    cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n is None or n == mean.n else mean.n)
     if mean.ci is None or mean.n == 1:
         few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
-        return replace(Cell.number(mean.value, digits), detail=few, of=of)
-    return Cell.estimate(mean.value, mean.ci, digits, of=of)
+        return replace(cell, detail=few, interval=None)
+    return cell
 
 
-def _own_n(own: int, n: int | None) -> int | None:
-    return None if n is None or own == n else own
+def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
+    """Return a rate as `rate_cell` does, or a mean as `mean_cell` does."""
+    return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
 
 def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
@@ -99,18 +98,16 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return a metric of a cell; a dash and the reason if there is no verdict or no value.
-
-    The cell shows the number of its episodes if a reader would assume another.
+    """Return a metric of a cell; a dash and the reason if there is no verdict or no value. The cell shows the number of
+    its episodes if a reader would assume another.
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    number = cell.number(metric)
-    if isinstance(number, Rate):
-        n = cell.rates[SR.key].count if metric.given == "success" else cell.n
-        return rate_cell(number, "no success" if cell.n else "no episode", n=n)
-    why = "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known"
-    return mean_cell(number, why, n=None if metric.given == "unsafe" else cell.n)
+    n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
+    why = "no success" if cell.n else "no episode"
+    if isinstance(cell.number(metric), Mean):
+        why = "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known"
+    return number_cell(cell.number(metric), why, n=n)
 
 
 def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
@@ -150,7 +147,6 @@ def lost_columns(
     cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row]
 ) -> Iterator[Column]:
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
-
     `cells_of` returns the objects that a row counts, with the attributes of `Summary` of these names.
     """
 
@@ -192,10 +188,9 @@ def drop_intervals(table: Table) -> Table:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names.
-
-    A name is that of a column, of its group, or both; case and percent signs are ignored, and unknown names are
-    skipped. The leading text columns, such as policy and suite, are kept, and the counts of lost episodes, last.
+    """Return the table with the named columns, in the order of the names. A name is that of a column, of its group, or
+    both; case and percent signs are ignored, and unknown names are skipped. The leading text columns, such as policy
+    and suite, are kept, and the counts of lost episodes, last.
     """
     wanted = [_plain_name(name) for name in names]
     chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -206,9 +201,8 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Return the table without columns that have no value in any row, except the first column.
-
-    A note names the removed columns of numbers, with the reasons of their dashes.
+    """Return the table without columns that have no value in any row, except the first column. A note names the removed
+    columns of numbers, with the reasons of their dashes.
     """
     cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]

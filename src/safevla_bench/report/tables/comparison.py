@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, SuiteComparison
 from safevla_bench.compare.difference import Difference
@@ -21,8 +21,7 @@ PRIMARY = "‡"  # marks the primary verdict
 _MOST_EPISODES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     scope: SuiteComparison
     compared: MetricComparison
     of: Difference
@@ -49,7 +48,7 @@ def difference_table(comparison: Comparison) -> Table:
         Column("p by task", "of differences symmetric about 0", partial(_pvalue_cell, "p_by_task")),
         Column("adj.", "not below p", partial(_pvalue_cell, "p_by_task_adjusted")),
         Column("without one task", "least and greatest", lambda row: format_ends(row.metric, row.of.leave_one_out)),
-        text_column("Better", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
+        text_column("Better", lambda row: verdict_cell(row.of, row.metric, row.compared.primary)),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     title += ", across physics versions" if comparison.across_versions else ""
@@ -94,27 +93,25 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
     return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
 
 
-def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
-    """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
-
-    For SR and clean success the word is `better`, for SBU `lower`. Results that hold only on these tasks say so, and
-    `exploratory` is added.
+def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
+    """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value. For SR and
+    clean success the word is `better`, for SBU `lower`. Results that hold only on these tasks say so, and those of a
+    metric that is not `primary` that they are exploratory.
     """
-    if difference.identical:
-        return Cell("identical")
-    if difference.p_adjusted is None or difference.difference is None:
-        return Cell(NO_VALUE)
-    if difference.no_verdict:
-        return Cell("no verdict")
-    if difference.undecided:
-        return Cell("undecided")
-    if difference.better is None:
-        return Cell("no")
-    side = "A" if difference.better == difference.first else "B"
+    words = {
+        "identical": item.identical,
+        NO_VALUE: item.p_adjusted is None or item.difference is None,
+        "no verdict": item.no_verdict,
+        "undecided": item.undecided,
+        "no": item.better is None,
+    }
+    if word := next((word for word, holds in words.items() if holds), ""):
+        return Cell(word)
     where = ""
-    if difference.p_by_task is not None and difference.better_by_task is None:
-        where = "; by task undecided" if difference.undecided_by_task else " on these tasks"
-    return Cell(f"{side} {metric.praise}{where}{', exploratory' if exploratory else ''}", emphasis="total")
+    if item.p_by_task is not None and item.better_by_task is None:
+        where = "; by task undecided" if item.undecided_by_task else " on these tasks"
+    side = "A" if item.better == item.first else "B"
+    return Cell(f"{side} {metric.praise}{where}{'' if primary else ', exploratory'}", emphasis="total")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
@@ -176,7 +173,8 @@ def describe_changes(report: ChangeReport) -> str:
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
         for metric in MEASURED
-        if row.change != CONTROL and (sign := _sign(item := row.differences[metric.key]))
+        if row.change != CONTROL and (item := row.differences[metric.key]).excludes_zero
+        for sign in [1 if (item.difference or 0.0) > 0 else -1]
     ]
     controls = [row for row in report.changes if row.change == CONTROL]
     noise = [
@@ -186,10 +184,6 @@ def describe_changes(report: ChangeReport) -> str:
     answer = f"{'; '.join(moved)}." if moved else "No change is shown to move SR or Safety."
     again = f"Run again without a change: {'; '.join(noise)}." if noise else "There is no control: run the suite twice."
     return f"{answer[:1].upper()}{answer[1:]} {again}"
-
-
-def _sign(item: Difference) -> int:
-    return (1 if (item.difference or 0.0) > 0 else -1) if item.excludes_zero else 0
 
 
 def _points(item: Difference, sign: int = 1) -> str:
@@ -209,7 +203,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Changed", lambda row: row.change),
         text_column("Suites", lambda row: ", ".join(row.suites)),
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
-        *(Column(metric.label, "points", value=partial(_difference_cell, metric=metric)) for metric in MEASURED),
+        *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
         Column("Left out", "without their like", lambda row: row.left_out),
         text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "nothing that is recorded"),
@@ -227,8 +221,6 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
     return tabulate("What changes of the suites do", report.changes, *columns, notes=(together, *mixed, *notes))
 
 
-def _difference_cell(row: Change, metric: Metric) -> Cell:
-    item = row.differences[metric.key]
-    if item.difference is None or item.ci is None:
-        return value_cell(metric, item.difference, "no pair has a value of both")
-    return Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)
+def _difference_cell(metric: Metric, row: Change) -> Cell:
+    item, none = row.differences[metric.key], Cell.dash("no pair has a value of both")
+    return none if item.difference is None else Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)

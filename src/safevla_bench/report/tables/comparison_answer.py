@@ -25,9 +25,8 @@ _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return the result for the primary metric, pooled: on these tasks, and on similar tasks.
-
-    If no metric is known over all suites, the first suite that has one is used.
+    """Return the result for the primary metric, pooled: on these tasks, and on similar tasks. If no metric is known
+    over all suites, the first suite that has one is used.
     """
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
@@ -296,7 +295,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
         text_column(f"A {first}", lambda row: _standing_cell(row, first)),
         text_column(f"B {second}", lambda row: _standing_cell(row, second)),
         text_column("better by", _difference_cell),
-        text_column("established", _verdict_cell),
+        text_column("established", lambda row: verdict_cell(row.differences[0], METRICS[row.metric], row.primary)),
     )
 
 
@@ -325,20 +324,13 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 
 def _difference_cell(compared: MetricComparison) -> Cell:
-    item, metric = _call_sides(compared.differences[0]), METRICS[compared.metric]
+    item, metric = compared.differences[0], METRICS[compared.metric]
+    item = _rename(item, {item.first: "A", item.second: "B"})
     if item.difference is None:
         return Cell(NO_VALUE)
     span = _span(item.ci, item, metric, "{name} {end}")
     amount = f"{_order(item, metric)[0]} {metric.format(abs(item.difference))}" if item.difference else "equal"
     return Cell(f"{amount}{f' ({span})' if span else ''}")
-
-
-def _call_sides(item: Difference) -> Difference:
-    return _rename(item, {item.first: "A", item.second: "B"})
-
-
-def _verdict_cell(compared: MetricComparison) -> Cell:
-    return verdict_cell(compared.differences[0], METRICS[compared.metric], exploratory=not compared.primary)
 
 
 # Which policy to choose
@@ -350,7 +342,10 @@ _WORDS = {"passed": "established", "failed": "excluded", "undecided": "not estab
 def describe_selection(selection: Selection) -> str:
     """Return the choice with its corrected intervals, its conditions, and its comparison with the runner-up."""
     metric, first = METRICS[selection.metric], selection.candidates[0]
-    conditions = [_describe_condition(row) for row in first.conditions]
+    conditions = [
+        f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_WORDS[row.verdict]}"
+        for row, gate in zip(first.conditions, selection.conditions, strict=True)
+    ]
     if selection.chosen is None:
         rule = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
         nearest = "; ".join(conditions) or "no value"
@@ -382,11 +377,6 @@ def _with_interval(metric: Metric, row: GateOutcome) -> str:
     return f"{metric.label} {metric.format(row.value)}{unit}{ends}{unknown}"
 
 
-def _describe_condition(row: GateOutcome) -> str:
-    assert row.gate is not None
-    return f"{_with_interval(METRICS[row.gate.metric], row)}: {_describe_limit(row.gate)} is {_WORDS[row.verdict]}"
-
-
 def _describe_limit(gate: Gate) -> str:
     return f"{'at least' if gate.bound == 'min' else 'at most'} {format_compact(gate.limit)}"
 
@@ -396,10 +386,10 @@ def describe_next(selection: Selection) -> str:
     first, steps = selection.candidates[0], []
     if selection.chosen is not None:
         steps += [
-            f"{count_noun(row.n_needed, 'episode')} would establish {METRICS[row.gate.metric].label} "
-            f"{_describe_limit(row.gate)}"
-            for row in first.conditions
-            if row.gate is not None and row.n_needed is not None
+            f"{count_noun(row.n_needed, 'episode')} would establish "
+            f"{METRICS[gate.metric].label} {_describe_limit(gate)}"
+            for row, gate in zip(first.conditions, selection.conditions, strict=True)
+            if row.n_needed is not None
         ]
         if selection.episodes is not None:
             steps.append(

@@ -30,10 +30,9 @@ _STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 def episode_list_table(
     selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
-    """Return the table of the first `most` (None = all) of the rows selected from `total` episodes.
-
-    `spec_id` is the only specification they are about. There is a column of policies if the rows have several, and one
-    of bodies if any row has them computed.
+    """Return the table of the first `most` (None = all) of the rows selected from `total` episodes. `spec_id` is the
+    only specification they are about. There is a column of policies if the rows have several, and one of bodies if any
+    row has them computed.
     """
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
@@ -146,7 +145,6 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the answers to a formula, a row per answer, with the count of each verdict in its title.
-
     There is a column of policies if the answers have several.
     """
     counts = Counter(answer.verdict for answer in answers)
@@ -194,7 +192,6 @@ NOT_RECORDED = "not recorded"
 
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
-
     Episodes with unknown success are errors and not counted in n. `source` ends the title.
     """
     groups: dict[tuple[str, str], list[bool | None]] = {}

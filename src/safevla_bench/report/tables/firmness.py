@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import partial
 from typing import get_args
 
 import numpy as np
 
 from safevla_bench.judging.scores import SpecColumn
-from safevla_bench.report.tables.columns import limit_cell, spec_amount
+from safevla_bench.report.tables.columns import limit_cell, rate_cell, spec_amount
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity import firmness
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
@@ -113,7 +112,7 @@ def clause_table(
         Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
         Column("Firm", "episodes that no variation flips", lambda row: row.firm),
         Column("Fragile", "episodes that some flips", lambda row: row.fragile),
-        Column("Fragile %", "of both, exact 95 %", _fragile_share),
+        Column("Fragile %", "of both, exact 95 %", lambda row: rate_cell(row.fragile_share)),
         Column("Off path", "censored episodes, in no share", lambda row: row.censored),
         Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
         Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
@@ -127,13 +126,6 @@ def clause_table(
         ),
         name="firmness",
     )
-
-
-def _fragile_share(row: firmness.ClauseFirmness) -> Cell:
-    interval = row.fragile_interval
-    if interval is None:
-        return Cell.dash()
-    return Cell.estimate(Fraction(row.fragile, row.firm + row.fragile), (interval.low, interval.high), 1, 100)
 
 
 def _spread(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:

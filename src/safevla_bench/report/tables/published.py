@@ -42,9 +42,8 @@ def paper_policies() -> dict[str, dict[str, str]]:
 
 
 def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list[Summary]:
-    """Return the paper's cells of these policies on the suites of `cells`.
-
-    They have the specifications of `cells`, or none if no violations are printed.
+    """Return the paper's cells of these policies and suites, with the specifications of `cells` if it prints
+    violations.
     """
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from safevla_bench.compare.decisions import RankingSensitivity, VariantRanking
 from safevla_bench.compare.difference import Difference
 from safevla_bench.judging.metrics import NOOP
-from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric, Rate
 from safevla_bench.report.published import NOT_PRINTED, PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, exact_value, published_suites, suite_group
 from safevla_bench.report.tables.columns import POLICY, drop_intervals, rate_cell, value_cell
@@ -109,23 +109,22 @@ def _pooled_table(
 # Cells under each variant or threshold
 
 
-@dataclass(frozen=True, slots=True)
-class _CellPoint:
+class _CellPoint(NamedTuple):
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
-    # Verdicts that differ from those of the first reading.
-    changes: VerdictChanges | None = None
+    changes: VerdictChanges  # from those of the first reading
+
+
+_NO_CHANGES = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
-    number: Rate | Mean = getattr(row.rates, metric.key)
-    return value_cell(metric, exact_value(number), "no success" if metric is UNSAFE_SUCCESS else "")
+    why_none = "no success" if metric is UNSAFE_SUCCESS else ""
+    return value_cell(metric, exact_value(getattr(row.rates, metric.key)), why_none)
 
 
-_RATE_COLUMNS = tuple(
-    Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in _METRICS
-)
+_RATE_COLUMNS = [Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in _METRICS]
 _CELL_COLUMNS = (
     text_column("Policy", lambda row: POLICY.cell(row.cell)),
     text_column("Suite", lambda row: row.cell.suite),
@@ -143,7 +142,7 @@ def variant_table(
     return tabulate(
         title,
         [
-            _CellPoint(curve, variant.name, point)
+            _CellPoint(curve, variant.name, point, _NO_CHANGES)
             for curve in ablation.curves
             for variant, point in zip(ablation.variants, curve.points, strict=True)
         ],
@@ -156,9 +155,8 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, preceded by the library's own.
-
-    `as_it_stands`: curves of the same scores with one point, the library's.
+    """Return a sweep as variants named by their thresholds, preceded by the library's own. `as_it_stands`: curves of
+    the same scores with one point, the library's.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -205,13 +203,11 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 
 def _changed_cell(row: _CellPoint) -> Cell:
-    assert row.changes is not None
     lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
     return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
 
 
 def _format_differences(row: _CellPoint) -> str:
-    assert row.changes is not None
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
 
@@ -246,7 +242,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     return tabulate(
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
-        [_Ranked(variant, item) for variant in ranking.variants for item in variant.differences],
+        [_Ranked(item, variant) for variant in ranking.variants for item in variant.differences],
         text_column("Variant", lambda row: row.variant.variant),
         text_column("A", lambda row: row.of.first),
         text_column("B", lambda row: row.of.second),
@@ -263,10 +259,9 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    variant: VariantRanking
+class _Ranked(NamedTuple):
     of: Difference
+    variant: VariantRanking
     metric: Metric = SAFETY
 
 
@@ -303,9 +298,8 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
-    """Return the means of each host, in order of first appearance, auxiliary entries last.
-
-    The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
+    """Return the means of each host, in order of first appearance, auxiliary entries last. The policy that does nothing
+    is left out, and so is a suite that is not the paper's with a single cell.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:

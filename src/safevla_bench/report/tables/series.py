@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint, Trend
-from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
+from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, format_points, mean_cell, rate_cell
+from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, format_points, number_cell
 from safevla_bench.report.tables.comparison import format_p_value
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
@@ -45,10 +45,7 @@ def has_bootstrap(point: SeriesPoint) -> bool:
 
 
 def _number_cell(metric: Metric, row: _Run) -> Cell:
-    number, n = row[1].numbers[metric], row[1].n
-    if isinstance(number, Rate):
-        return rate_cell(number, NO_VERDICT, n=n)
-    return mean_cell(number, NO_VERDICT, n=n)
+    return number_cell(row[1].numbers[metric], NO_VERDICT, n=row[1].n)
 
 
 def _gain_cell(metric: Metric, row: _Run) -> Cell:

@@ -23,10 +23,8 @@ UNNAMED = "(unnamed)"  # the policy of a record that names none
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A printed text; `value` is the number behind it, in the unit of the column.
-
-    `detail` is its interval, or why there is no value. `interval` holds the interval's ends as numbers. `mark` follows
-    the text, such as a dagger.
+    """A printed text; `value` is the number behind it, in the unit of the column. `detail` is its interval, or why
+    there is no value. `interval` holds the interval's ends as numbers. `mark` follows the text, such as a dagger.
     """
 
     text: str
@@ -67,25 +65,20 @@ class Cell:
 
     @classmethod
     def estimate(
-        cls, value: Fraction | float, ends: Bounds, digits: int, scale: int = 1, of: int | None = None
+        cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a value with its interval below it, all times `scale`."""
-        low, high = ends
-        return cls(
-            format_fixed(scale * value, digits),
-            float(scale * value),
-            format_interval(low, high, digits, scale),
-            interval=(scale * low, scale * high),
-            of=of,
-        )
+        """Return a value, and its interval if there is one below it, all times `scale`; a dash for None."""
+        if value is None:
+            return cls.dash()
+        text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""
+        return cls(text, float(scale * value), detail, interval=ends and (scale * ends[0], scale * ends[1]), of=of)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading; `numeric` columns are right-aligned and never wrapped. `meaning` explains a short name.
-
-    Adjacent columns of one `group` share a heading above theirs. `value` returns the cell of a row, or its text or
-    number; it is absent in a finished table.
+    """A heading; `numeric` columns are right-aligned and never wrapped. `meaning` explains a short name. Adjacent
+    columns of one `group` share a heading above theirs. `value` returns the cell of a row, or its text or number; it is
+    absent in a finished table.
     """
 
     name: str
@@ -114,10 +107,9 @@ def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with as many cells as there are columns; the first column names the row.
-
-    `name` is the name of a file with only this table. `notes` explain it if there is room. `remarks` are warnings about
-    its numbers, and part of every form.
+    """Rows with as many cells as there are columns; the first column names the row. `name` is the name of a file with
+    only this table. `notes` explain it if there is room. `remarks` are warnings about its numbers, and part of every
+    form.
     """
 
     title: str
@@ -141,9 +133,8 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table with a row for each of `rows`, whose cells the columns make.
-
-    Columns that are None and empty notes are left out; the note `dash` is added if any cell is a dash.
+    """Return the table with a row for each of `rows`, whose cells the columns make. Columns that are None and empty
+    notes are left out; the note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
     cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
@@ -159,9 +150,8 @@ def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
 
 
 def table_file_name(kind: str, title: str) -> str:
-    """Return `kind title` as a safe file name of lower-case letters, digits, `_` and `-`, at most 80 characters.
-
-    The title may be the name of a suite in a foreign record.
+    """Return `kind title` as a safe file name of lower-case letters, digits, `_` and `-`, at most 80 characters. The
+    title may be the name of a suite in a foreign record.
     """
     return re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower()).strip("-")[:80]
 

@@ -59,9 +59,8 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task according to the registry.
-
-    Raises the errors of `Registry.task_tags`, `UnknownTaskError` and `RegistryError`.
+    """Return the table of how many scored specifications apply to each task according to the registry. Raises the
+    errors of `Registry.task_tags`, `UnknownTaskError` and `RegistryError`.
     """
     return tabulate(
         "Specifications that apply to each task",
