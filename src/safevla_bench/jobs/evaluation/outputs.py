@@ -99,9 +99,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json; `sources`, if given, replace those of the judgement. `episodes` are the rows
-    of the scores, if they were made already.
-    """
+    """Return the content of scores.json; `sources` and `episodes`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -124,8 +122,8 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     for --rules as-judged. Older files are replaced together, so scores and report always match. Raises `FileError` if
     writing fails.
     """
-    html = render_report(judged, page_folder=out, survey=survey)  # first, as it gives the survey's records away
     contents = score_files(judged)
+    html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # The rules of older scores are replaced in the same step, also by the default rules.
@@ -140,23 +138,29 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes of scores.parquet, scores.json and the verdicts; `sources` as in `scores_document`. The
     table's metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
     """
-    rows = list(judged.scores.episodes())
-    document = scores_document(judged, sources, rows)
-    origin = {name: document[name] for name in folder.ORIGIN if name in document}
+    document = scores_document(judged, sources, ())
+    metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
-    rare = [column for column in map(fields.pop, _RARE) if any(_is_set(row, column.name) for row in rows)]
-    metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
-    schema = pa.schema([*fields.values(), *rare], metadata)
-    slices = (rows[k : k + _SLICE_ROWS] for k in range(0, max(1, len(rows)), _SLICE_ROWS))
-    table = pa.concat_tables([pa.Table.from_pylist([*map(_table_row, part)], schema) for part in slices])
+    rare = {name: fields.pop(name) for name in _RARE}
+    schema = pa.schema([*fields.values(), *rare.values()], metadata)
+    left_out, texts, tables = set(rare), list[bytes](), list[pa.Table]()
+    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):
+        rows = [judged.scores.episode(k) for k in range(first, min(first + _SLICE_ROWS, len(judged.scores)))]
+        left_out -= {name for name in left_out if any(_is_set(row, name) for row in rows)}
+        texts += [b"," if texts else b"", folder.encode_json(rows)[1:-1]]
+        tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
+    table = pa.concat_tables(tables).drop_columns([*left_out]).combine_chunks()
+    before, after = folder.encode_json(document).split(_NO_EPISODES, 1)
+    texts = [b"".join([before, _NO_EPISODES[:-1], *texts, _NO_EPISODES[-1:], after])]
     return {
-        folder.SCORES_TABLE: folder.encode_parquet(table.combine_chunks()),
-        folder.SCORES: folder.dump_json(document),
+        folder.SCORES_TABLE: folder.encode_parquet(table),
+        folder.SCORES: msgspec.json.format(texts.pop(), indent=2) + b"\n",
         folder.VERDICTS: encode_scores(judged.scores),
     }
 
 
-_SLICE_ROWS = 1 << 12  # rows that are Python objects at a time
+_SLICE_ROWS = 1 << 9  # rows that are Python objects at a time
+_NO_EPISODES = b'"episodes":[]'
 
 
 def _table_row(row: EpisodeScore) -> dict[str, object]:
