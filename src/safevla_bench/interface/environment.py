@@ -1,4 +1,4 @@
-"""Hosts and their environments, each one simulator with its recorder attached. Nothing here imports a simulator."""
+"""Base classes of hosts and of their environments (a simulator with a recorder attached). Imports no simulator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
-WORKER = "SAFEVLA_WORKER"  # number of a worker process, by which workers take turns at servers and GPUs
-WORKERS = "SAFEVLA_WORKERS"  # environment variable with the number of workers that the run has
+WORKER = "SAFEVLA_WORKER"  # environment variable: a worker's number, by which workers share servers and GPUs in turn
+WORKERS = "SAFEVLA_WORKERS"  # environment variable: the number of workers of the run
 
 
 class HostEnv(ABC):
@@ -29,57 +29,57 @@ class HostEnv(ABC):
 
     @abstractmethod
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action and record it; return the next observation and the host's native success. Raises
-        `InvalidActionError`, as `check_action` does, before anything is simulated.
+        """Apply one action and record it; return the next observation and whether the host reports success. Raises
+        `InvalidActionError`, before anything is simulated, for an action that `check_action` refuses.
         """
 
     @abstractmethod
     def recorded(self) -> Batch:
-        """Return the episode so far, as a validated batch of one with the host's own header fields filled."""
+        """Return the episode so far as a validated batch of one episode, with the header fields that the host fills."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the simulator. The environment cannot be used afterwards."""
 
     def latest(self) -> Batch:
-        """Return only the newest record, as an episode of one record. Hosts may override this to save time."""
+        """Return the newest record as a batch of one episode with one record. Hosts may override this to save time."""
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return what the entries of `sim_state` mean, without velocities and time, if episodes can start there."""
+        """Return the positions and rotations in `sim_state`; required of hosts that declare `HostSupport.states`."""
         return ()
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return the poses that a reset gave to fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
+        """Return the fixtures' poses after the last reset: root body -> position [3] in m, quaternion [4] wxyz."""
         return {}
 
     def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may render every time
-        """Set whether the observation of the next step holds images; without them it holds `UnrenderedImages`. Images
-        are rendered by default, and again after every reset.
+        """Set whether the next step renders images; if not, its observation holds `UnrenderedImages`. The setting is
+        valid for that step only: later steps and all resets render images by default.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Set whether episodes after the next reset skip computations that the simulator repeats (the default). The
-        records are identical, bit for bit.
+        """Set whether episodes from the next reset on skip the simulator's redundant computations; by default they do.
+        The records are identical, bit for bit, in both cases.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class HostSupport:
-    """What a host supports beyond tasks, actions and records; by default nothing. A host declares it as its attribute
-    `supports`, and a run that needs more is refused before its first episode.
+    """The optional abilities of a host, by default none. A host declares them in its attribute `supports`. A run that
+    needs an undeclared ability is refused before its first episode.
     """
 
     cameras: tuple[str, ...] = ()
     privileged: bool = False  # the host fills `Observation.privileged` for policies and filters that want it
     readings: tuple[str, ...] = ()  # names that `Wants.extra` may contain
-    privileged_readings: tuple[str, ...] = ()  # further such names, for policies that want privileged state
-    changes: str = "pose"  # the quantity that an action changes, for error messages
+    privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these only if `Wants.privileged` is set
+    changes: str = "pose"  # the quantity that an action changes, such as `position`; for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
-    unit_m: float | None = None  # motion of the hand for 1 in an action's first three numbers, if they mean that
+    unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = no such motion
     drawn: bool = False  # tasks with initial states can also start from a random placement (`EpisodeSeed.drawn`)
     states: bool = False  # episodes can start from a recorded state (`EpisodeSeed.recorded`)
-    placed: bool = False  # episodes can start at `EpisodeSeed.placed`, within `Host.search_space`
+    placed: bool = False  # episodes can start with objects at `EpisodeSeed.placed`, within `Host.search_space`
     changeable: frozenset[str] = frozenset()  # the fields of `PhysicsChange` that `EpisodeSeed.change` may set
     pictures: bool = False  # the host can render recorded episodes (`Host.stage`)
 
@@ -104,14 +104,14 @@ class Host(ABC):
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Return the versions of everything that trajectories depend on, by distribution name."""
+        """Return the versions of all packages that trajectories depend on, by distribution name."""
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the coordinates that `EpisodeSeed.placed` may replace in this start, within the benchmark's range."""
+        """Return which coordinates of this start `EpisodeSeed.placed` may replace, and the benchmark's ranges."""
         raise NotImplementedError
 
     def stage(self, task: Task, episode: Batch) -> Stage:
-        """Prepare an episode, given as a batch of one with its `sim_state`, for rendering. Raises `HostError` if the
-        machine cannot render, or the record lacks the states.
+        """Prepare a recorded episode for rendering. `episode` is a batch of one that includes `sim_state`. Raises
+        `HostError` if the machine cannot render or the record has no `sim_state`.
         """
         raise NotImplementedError

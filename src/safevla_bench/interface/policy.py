@@ -17,32 +17,32 @@ Action = NDArray[np.float64]
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
-"""Readings of LIBERO: the pose that its controller uses, position [3] in m and rotation matrix [9] in row-major order,
-world frame. It lags the observed pose by one physics step."""
+"""Names of two readings of LIBERO: the end effector's position [3] in m and rotation matrix [9], in row-major order, as
+its controller uses them, in the world frame. They lag the observed pose by one physics step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Observations that a policy wants beyond proprioception. A host renders only what the policy wants."""
+    """Observations that a policy wants in addition to proprioception. A host renders only the cameras named here."""
 
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
     """Height and width in pixels."""
     privileged: bool = False
-    """Simulator state that no real robot has; every report marks policies that use it."""
+    """Whether the policy wants simulator state that no real robot has. Every report marks such policies."""
     as_rendered: bool = True
-    """If LIBERO runs without cameras, compute what its resets compute with a renderer. False replays recordings of
-    loops that had none."""
+    """Whether LIBERO's resets without cameras compute all that resets with a renderer compute. False is for replays of
+    recordings that were made without a renderer."""
     absolute: bool = False
-    """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, instead of changes of pose."""
+    """Whether actions are poses (world frame, position [3] in m, axis-angle [3] in rad) instead of changes of pose."""
     extra: tuple[str, ...] = ()
-    """Keys of `Observation.extra` that are computed only on request, such as `joint_pos`."""
+    """Requested keys of `Observation.extra`, such as `joint_pos`, that hosts compute only on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The collision geometry of one body, such as a drawer's walls, as G boxes in the body's frame. center_m [G, 3],
-    half_extents_m [G, 3] along each box's axes, quat_wxyz [G, 4] of those axes.
+    """The collision geometry of one body, such as a drawer's walls, as G boxes. center_m [G, 3] and quat_wxyz [G, 4]
+    are each box's pose in the body's frame; half_extents_m [G, 3] is half the box's size along each axis.
     """
 
     center_m: NDArray[np.float64]
@@ -53,8 +53,8 @@ class Boxes:
 @dataclass(frozen=True, slots=True)
 class Privileged:
     """Ground truth of the scene in the world frame, in meters and unit wxyz quaternions; arrays are read-only.
-    `half_extents_m` is half the size of the bounding box of a body's collision geometry along the body's axes,
-    `center_m` the box's center in the body frame. `goal` holds the task's goal predicates as the host writes them, such
+    `half_extents_m` and `center_m` describe the bounding box of a body's collision geometry: half its size along the
+    body's axes, and its center in the body frame. `goal` holds the task's goal predicates as the host writes them, such
     as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` holds the positions of goal regions.
     """
 
@@ -65,8 +65,8 @@ class Privileged:
     sites_m: Mapping[str, NDArray[np.float64]]
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
-    pieces: Mapping[str, Boxes] = field(default_factory=dict)  # of bodies with more than one; may be empty
-    hand: Boxes | None = None  # of hand and fingers in their current pose, world frame, if the host knows it
+    pieces: Mapping[str, Boxes] = field(default_factory=dict)  # body -> its boxes; may be empty
+    hand: Boxes | None = None  # hand and fingers in their current pose, world frame; None = unknown
 
 
 class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
@@ -90,7 +90,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 
 @dataclass(frozen=True, slots=True)
 class ArmObservation:
-    """One of several arms: eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions."""
+    """Observation of one arm: eef_pos_m [3] and eef_quat_wxyz [4], world frame; gripper_qpos [G] finger joints [m]."""
 
     eef_pos_m: NDArray[np.float64]
     eef_quat_wxyz: NDArray[np.float64]
@@ -98,7 +98,7 @@ class ArmObservation:
 
 
 def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
-    """Return the numbers of one arm after the other, as `Observation` holds them."""
+    """Return the arms' values, concatenated in the order of `arms`, for the fields of `Observation`."""
     parts = zip(*((arm.eef_pos_m, arm.eef_quat_wxyz, arm.gripper_qpos) for arm in arms), strict=True)
     return ArmObservation(*map(np.concatenate, parts))
 
@@ -106,10 +106,10 @@ def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
-    joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
-    world frame, of mobile robots. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
+    joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4]
+    are a mobile robot's base pose, world frame. `extra` has further readings, such as the arm's `joint_pos` [J].
 
-    With several arms, `arms` has each by name, and the other fields hold the numbers of one arm after the other.
+    With several arms, `arms` has each arm by name, and the other fields hold the arms' values, concatenated.
     """
 
     instruction: str
@@ -126,12 +126,12 @@ class Observation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """A policy, queried once per control step. `reset` precedes each episode and seeds its randomness."""
+    """A policy, queried once per control step. `reset` precedes each episode and seeds the policy's randomness."""
 
     wants: Wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Prepare for an episode of the task; `seed` is for the policy's own random numbers."""
+        """Prepare for an episode of the task. `seed` seeds the policy's random numbers."""
 
     def act(self, observation: Observation) -> Action:
         """Return the action, [A], in the host's units."""
@@ -151,7 +151,7 @@ class SelectivePolicy(Protocol):
 
 @runtime_checkable
 class ChunkingPolicy(Protocol):
-    """An optional method of a `Policy` that computes several actions at a time."""
+    """Optional method of a policy that computes several actions at a time, called a chunk."""
 
     def take_rest(self) -> Sequence[Action]:
         """Return and discard the remaining actions of the current chunk."""
@@ -159,19 +159,19 @@ class ChunkingPolicy(Protocol):
 
 @runtime_checkable
 class RemotePolicy(Protocol):
-    """Optional methods of a `Policy` that queries a server."""
+    """Optional methods of a policy that queries a server."""
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator seed that the server requests, if any."""
+        """Seed of the simulator that the server requests; None if it requests none."""
 
     def connect(self, task: Task) -> None:
-        """Reach the server before an environment is made, and learn which observations it needs; `wants` may change."""
+        """Connect before an environment is made, and ask the server which observations it needs; may change `wants`."""
 
 
 @runtime_checkable
 class SelectiveTaskPolicy(Protocol):
-    """An optional method of a `Policy` that cannot act in every task."""
+    """Optional method of a policy that cannot act in every task."""
 
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` if the policy cannot act in the task. Also called before a run."""
@@ -179,15 +179,15 @@ class SelectiveTaskPolicy(Protocol):
 
 @runtime_checkable
 class CuedPolicy(Protocol):
-    """An optional method of a `Policy` whose actions come from the start of an episode."""
+    """Optional method of a policy whose actions come from the recording that `EpisodeSeed.recorded` names."""
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Select the recorded episode that the next `reset` begins."""
+        """Select the recorded episode of `start`, which the policy plays after the next `reset`."""
 
 
 @runtime_checkable
 class ReplayPolicy(CuedPolicy, Protocol):
-    """Methods of a `Policy` that replays recorded episodes."""
+    """Optional methods of a policy that replays recorded episodes."""
 
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
@@ -195,11 +195,11 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: their initial states, or 0, 1, ... if they have none."""
+        """Return the numbers of a task's recorded episodes: indices of initial states; 0, 1, ... if there are none."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record, with its divergence from the recording under `replay` in the header. `coordinates`
-        describe the entries of its simulator states; `last` is the observation after the last action.
+        """Return the record `played` with a header field `replay` that describes how it diverges from the recording.
+        `coordinates` describe the record's simulator states; `last` is the observation after the last action.
         """
 
 
@@ -207,8 +207,8 @@ _REMEDY = "Correct the policy's output."
 
 
 def to_real_numbers(values: object) -> NDArray[np.float64]:
-    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, naming the dtype, for any other
-    kind (also within lists): Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
+    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, naming the dtype, for all other
+    kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
     `TypeError` or `ValueError` for values that are not arrays.
     """
     parts = [values, *values] if isinstance(values, list | tuple) else [values]
@@ -218,7 +218,7 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
     kinds = set(map(type, np.array(values, dtype=object).flat)) if len(parts) > 1 else set()
     if kinds & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
         given = given.astype(bool)
-    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's, which NumPy does not classify
+    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's bfloat16, which NumPy lists as void
     if given.dtype.kind not in "iuf" and not is_bfloat:
         problem = f"an action of dtype {given.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
@@ -226,8 +226,8 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
 
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
-    """Return an action as float64 [size], before anything is simulated. Raises `InvalidActionError`, with the `meaning`
-    of the numbers, unless it is an array of `size` finite real numbers.
+    """Return an action as float64 [size]; hosts call this before they simulate. Raises `InvalidActionError` unless the
+    action is an array of `size` finite real numbers. `meaning` explains the numbers in the error about a wrong shape.
     """
     remedy = _REMEDY
     if action is None:

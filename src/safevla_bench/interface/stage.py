@@ -18,9 +18,9 @@ CLOSE_UP = "close-up"
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """A viewpoint: one of the host's cameras by its name, or a free camera that looks at `lookat_m` (world frame) from
-    `distance_m` away. `azimuth_deg` is its viewing direction, counted from +x to +y; a negative `elevation_deg` looks
-    down.
+    """A viewpoint: one of the host's cameras, by name, or, if `lookat_m` is set, a free camera that looks at this point
+    (world frame) from `distance_m` away. `azimuth_deg` is its viewing direction, measured from +x towards +y; a camera
+    with a negative `elevation_deg` looks down.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A rendered record. image [H, W, 3] upright, RGB; `seen` [H, W] is i + 1 where body i of the requested ones is
-    visible, else 0; `body_pos_m` has the position [3] of every tracked body as rendered, world frame.
+    """A rendered record. `image` [H, W, 3] is upright, RGB. `seen` [H, W] is i + 1 at pixels that show the i-th of the
+    requested bodies, counted from 0, else 0. `body_pos_m` has each tracked body's rendered position [3], world frame.
     """
 
     image: NDArray[np.uint8]
@@ -43,7 +43,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TriangleMesh:
-    """A surface: corners [V, 3] in meters, triangles [F, 3] of their indices, colors [V, 3] as uint8 or None."""
+    """A surface: corners [V, 3] in meters, triangles [F, 3] as indices of corners, corner colors [V, 3] or None."""
 
     corners_m: NDArray[np.float64]
     triangles: NDArray[np.int64]
@@ -55,9 +55,9 @@ ShapeKind = Literal["plane", "box", "sphere", "ellipsoid", "capsule", "cylinder"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A visible shape that is fixed to one part of a scene, with its pose in that part's frame. `size_m` follows
-    MuJoCo: half extents of boxes, planes (z is unused) and ellipsoids; radius, then half the length, of capsules and
-    cylinders, along z. A plane faces +z. A mesh has its own size. Colors multiply.
+    """A visible shape that is fixed to one part of a scene, with its pose in the part's frame. `size_m` follows MuJoCo:
+    half extents for boxes, planes (z is unused) and ellipsoids; radius, then half length, for capsules and cylinders,
+    whose axis is z. A plane faces +z. A mesh has its own size; `rgba` multiplies its colors.
     """
 
     kind: ShapeKind
@@ -71,7 +71,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Viewpoint:
-    """A camera in the world. It looks along its -z, with y up; `fovy_deg` is the vertical field of view."""
+    """A camera's pose in the world. It looks along its -z axis, +y is up; `fovy_deg` is the vertical field of view."""
 
     name: str
     pos_m: tuple[float, float, float]
@@ -81,9 +81,9 @@ class Viewpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SceneGeometry:
-    """The shapes of a scene, without the poses of its parts; `view` is the host's usual camera at record 0. `parts`
-    names the recorded body of each part; several parts may belong to one body. `stand_ins` lists the parts to show for
-    a body without a shape, such as the finger for its pad.
+    """The shapes of a scene, without the poses of its parts. `view` is the host's default camera at record 0. `parts`
+    names the recorded body of each part; several parts may belong to one body. `stand_ins` maps a body without shapes
+    to the parts that are shown instead, such as a finger instead of its pad.
     """
 
     parts: tuple[str, ...]
@@ -105,7 +105,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Poses of a scene's parts in a record, [P, 3] m and [P, 4] wxyz, and the contacts. `body_pos_m` see `Picture`."""
+    """Poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, and contacts; `body_pos_m` as in `Picture`."""
 
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]
@@ -123,14 +123,14 @@ class Stage(ABC):
 
     @abstractmethod
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record. This
-        is the host's default camera if it shows them well, or none are given; else a close-up.
+        """Return the camera for a picture of `record` in `size` pixels (height, width). It is the host's default camera
+        if that camera shows all `bodies` well or `bodies` is empty; otherwise, a close-up of the bodies.
         """
 
     @abstractmethod
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record, [height, width, 3]; `seen` contains the index of each of `bodies` plus 1.
-        Raises `KeyError`, listing the host's cameras, for an unknown camera without `lookat_m`.
+        """Return the picture of a record in `size` pixels (height, width); its `seen` refers to `bodies`. Raises
+        `KeyError`, listing the host's cameras, if the camera has no `lookat_m` and an unknown name.
         """
 
     @abstractmethod
@@ -138,8 +138,8 @@ class Stage(ABC):
         """Release the renderer."""
 
     def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record without images, at the pose that `render` shows, for data sets. None if
-        the record does not determine what the policy observed.
+        """Return the observation of a record, for data sets: without images, and with the poses that `render` shows.
+        Return None if the record does not determine what the policy observed.
         """
         return None
 
@@ -149,5 +149,5 @@ class Stage(ABC):
         raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
-        """Return the poses of the scene's parts in a record. Raises `HostError` as `geometry` does."""
+        """Return the poses of the scene's parts in a record. Raises the same errors as `geometry`."""
         raise NotImplementedError

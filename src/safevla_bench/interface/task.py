@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a suite. `index` counts from 0 in the suite's own order, `name` is the host's own name."""
+    """One task of a suite. `index` counts from 0 in the suite's order; `name` is the task's name in the host."""
 
     benchmark: str
     task_id: str
     index: int
     name: str
     instruction: str
-    still: tuple[float, ...]  # moves nothing and opens the gripper, in the host's units; as long as every action
-    init_states: int | None = None  # fixed initial states that the host ships; None = drawn from the seed
-    horizon: int | None = None  # the host's own limit in policy steps, unless a protocol sets one
+    still: tuple[float, ...]  # action [A] that moves nothing and opens the gripper, in the host's units
+    init_states: int | None = None  # number of the host's fixed initial states; None if starts are drawn from the seed
+    horizon: int | None = None  # the host's limit in policy steps; the limit of a protocol has priority
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it does not say
-    arms: tuple[str, ...] = ()  # names of several arms, in the order of records and observations
+    arms: tuple[str, ...] = ()  # names of the arms, in the order of records and observations; () = one arm
     label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
-    found: tuple[FoundStart, ...] = ()  # the starts, one per episode; () = as the protocol says
+    found: tuple[FoundStart, ...] = ()  # starts that a search found, one per episode; () = the protocol's starts
 
     @property
     def suite(self) -> str:
@@ -35,10 +35,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """A recorded episode to replay: its name, its length and its start. `state` is a flat simulator state to start
-    from, [S], as in the host's records (`sim_state`); None = use `index` and the seed. Such a state lacks two things:
-    the poses of `fixtures`, root body -> position [3] in meters and quaternion [4], w first; and the gripper's last
-    command, which the host infers.
+    """A recorded episode to replay: its name, number of steps and start. `state` [S] is the flat simulator state to
+    start from, as in the host's records (`sim_state`); None = start by the index and seed of `EpisodeSeed`. A state
+    does not include the poses of fixtures, which are in `fixtures`: root body -> position [3] in meters and quaternion
+    [4], w first. Nor does it include the gripper's last command, which the host infers.
     """
 
     episode: str
@@ -48,26 +48,26 @@ class RecordedEpisode:
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     ending: str = "timeout"  # outcome if the actions run out without success; `stopped` if the recording ended early
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """The actions to replay, [steps, A]; None if the policy has them."""
+    """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hand at the first records, [n, bodies, 3] in m; the replay ends where it deviates."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m; a replay that deviates is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicsChange:
-    """Changes of the host's physics from record 0 on; settling is as recorded. The default changes nothing. Factors
-    multiply the host's own value.
+    """Changes of the host's physics from record 0 on; settling before record 0 is unchanged. The default changes
+    nothing. Factors multiply the host's values.
     """
 
     time_step: float = 1.0
-    """Factor of the physics time step. A control step keeps its duration: it has the nearest whole number of substeps,
-    and the time step follows from that. Controllers run once per substep, as before."""
+    """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
+    rounded, which determines the actual time step. Controllers still run once per substep."""
     iterations: float = 1.0  # factor of the maximum number of solver iterations; the tolerance is divided by its square
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
-    friction: float = 1.0
-    shift_m: float = 0.0  # of free bodies at record 0, horizontally, each in a direction drawn from the seeds
+    friction: float = 1.0  # factor of the friction coefficients
+    shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
     apart: tuple[str, str] | None = None  # two bodies, by recorded name, whose contacts are disabled
-    without: str | None = None  # a body that touches nothing and does not move
+    without: str | None = None  # a body whose contacts are disabled and that does not move
 
     @property
     def changed(self) -> frozenset[str]:
@@ -90,30 +90,30 @@ VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order in which they are re
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSeed:
-    """The values that fix an episode's start: the index of the initial state and the environment's seed. If `recorded`
-    has a state, that is the start, and the index counts the recorded episodes.
+    """The values that determine an episode's start, mainly the index of the initial state and the environment's seed.
+    If `recorded` has a state, the episode starts from that state, and the index is the number of the recorded episode.
     """
 
     init_state_index: int
     env_seed: int
     wait_steps: int  # settling steps before record 0, not counted in the horizon
-    wait_action: tuple[float, ...] | None = None  # in the host's units; None = no motion, and the gripper open
-    rest_steps: int = 0
+    wait_action: tuple[float, ...] | None = None  # in the host's units; None = `Task.still`
+    rest_steps: int = 0  # maximum number of further settling steps, which end when the objects rest
     earlier_resets: int | None = None
-    """Number of resets since the environment was made and seeded, before this one; None = it is seeded before this one.
+    """Number of resets between the environment's only seeding and this reset; None = this reset seeds it again.
 
-    Set for replays of recordings whose environment was seeded only once; hosts whose scenes do not depend on it ignore
-    it.
+    It is set for replays of recordings whose environment was seeded only once. Hosts whose scenes do not depend on
+    earlier resets ignore it.
     """
-    drawn: bool = False  # ignore initial states: the reset places objects at random, by `env_seed` and the index
+    drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
-    placed: tuple[tuple[str, float], ...] = ()  # coordinates [m] of `SearchSpace` that replace the initial ones
-    change: PhysicsChange | None = None  # from record 0 on, within `HostSupport.changeable`; None = as it is
+    placed: tuple[tuple[str, float], ...] = ()  # names in `SearchSpace.names` -> values [m] that replace initial ones
+    change: PhysicsChange | None = None  # from record 0 on, within `HostSupport.changeable`; None = no change
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """A start that a search found, the seed of the policy's randomness, and the instruction if changed."""
+    """A start that a search found: the episode's seed, the policy's seed, and the instruction if it was changed."""
 
     start: EpisodeSeed
     policy_seed: int
@@ -122,24 +122,24 @@ class FoundStart:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Ranges of the starts of a task's objects: coordinates, [d] each, such as `plate_1.x`, in the world frame [m]. The
-    space is the box from `low` to `high`, without the points at which two objects are too close. A search may also vary
-    the instruction and the policy's seed.
+    """The starts that a search may choose for a task's objects. `names` are d coordinates, such as `plate_1.x`, in the
+    world frame [m]; the space is the box from `low` to `high`, [d] each, except points at which two objects are too
+    close. A search may also vary the instruction and the policy's seed.
     """
 
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the least horizontal distance of centers
-    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's own starts, [d] each
+    apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the minimum horizontal distance of their centers
+    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts, as coordinates [d] each
     wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's own
-    policy_seeds: int = 1  # number of policy seeds to choose from, counted from the policy's own one
+    policy_seeds: int = 1  # number of consecutive policy seeds to choose from; the first is the policy's usual one
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of some entries of a flat simulator state: `state[first : first + size]`. A `position` is [3], or a
-    slider's [1], in m; a `rotation` is a quaternion [4] wxyz, or a hinge's angle [1] in rad.
+    """The meaning of the entries `first` to `first + size - 1` of a flat simulator state. A `position` is [3] or, for a
+    slide joint, [1], in m. A `rotation` is a quaternion [4] wxyz or, for a hinge, an angle [1] in rad.
     """
 
     name: str
