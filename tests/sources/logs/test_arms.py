@@ -99,6 +99,19 @@ def test_two_arms_that_read_one_topic_are_refused(tmp_path):
         assert f"[{part}.left] and [{part}.right]" in problem(folder)
 
 
+def test_two_arms_that_read_one_number_of_a_topic_are_refused(tmp_path):
+    rows = [("/state", 0.05 * t, {"data": [0.01 * t * k for k in range(6)]}) for t in range(30)]
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write_mcap(folder / "a.mcap", rows)
+    tables = [
+        f'[eef.{arm}]\nfrom = "/state"\nfield = "data"\nposition = {places}\n'
+        for arm, places in (("left", [0, 1, 2]), ("right", [2, 3, 4]))
+    ]
+    save_mapping(folder, EPISODE + "".join(tables))
+    assert "[eef.left] and [eef.right] read the same numbers of '/state'" in problem(folder)
+
+
 def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for_positions(tmp_path):
     folder = write(tmp_path, POSES, ALOHA)
     assert "field eef.left" in problem(folder)
@@ -117,10 +130,33 @@ def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for
         (POSES.partition("[eef.right]")[0], "left is the only arm"),
         ("[arms.left.eef]\nfrom = 'x'", "unknown key arms"),
         (POSES.replace("right", "other"), "field eef.other: 'observation.state': which numbers are x, y, z?"),
-        (POSES.replace('"observation.state"', '"mug"\nquaternion_order = "wxyz"'), "are the same numbers of 'mug'"),
+        (POSES.replace('"observation.state"', '"mug"\nquaternion_order = "wxyz"'), "read the same numbers of 'mug'"),
+        (
+            POSES.replace("[eef.right]", "position = [0, 1, 2]\n[eef.right]") + "position = [2, 8, 9]",
+            "[eef.left] and [eef.right] read the same numbers",
+        ),
+        (
+            POSES + "position = [0, 1, 2]\nquaternion = [3, 4, 5, 6]",  # the left arm's, whose names say so
+            "[eef.left] and [eef.right] read the same numbers",
+        ),
+        (
+            POSES.replace("[eef.right]", "position = [0, 1, 2]\nrotation = [3, 4, 5, 6]\n[eef.right]")
+            + "position = [7, 8, 9]\nquaternion = [3, 4, 5, 6]",
+            "[eef.left] and [eef.right] read the same numbers",
+        ),
+        (
+            POSES + MUG + MUG.replace("mug]", "cup]"),
+            "[bodies.mug] and [bodies.cup] read the same numbers",
+        ),
+        (
+            POSES
+            + '[torque.left]\nfrom = "effort"\nindex = [0, 1]\nlimits_nm = [9, 9]\n'
+            + '[torque.right]\nfrom = "effort"\nindex = [1]\nlimits_nm = [9]',
+            "[torque.left] and [torque.right] read the same numbers",
+        ),
         (
             POSES + '[torque.left]\nfrom = "effort"\nlimits_nm = [9]\n[torque.right]\nfrom = "effort"\nlimits_nm = [9]',
-            "[torque.left] and [torque.right] are the same numbers",
+            "[torque.left] and [torque.right] read the same numbers",
         ),
         (
             POSES

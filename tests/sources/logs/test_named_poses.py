@@ -29,6 +29,8 @@ def write_log(tmp_path, message, more: str = "") -> None:
         ({"tcp": [0.1, 0.2, 0.3, W, X, Y, Z]}, 'field = "tcp"\nquaternion_order = "wxyz"\n'),
         ({**FLAT, "roll": 0.3, "pitch": -0.2, "yaw": 0.9}, 'rotation_form = "rpy"\n'),
         ({**FLAT, "rotvec": TURN.as_rotvec().tolist()}, ""),
+        ({"position": FLAT, "orientation": [X, Y, Z, W]}, 'quaternion_order = "xyzw"\n'),
+        ({"pose": {"position": FLAT, "rotation": {"roll": 0.3, "pitch": -0.2, "yaw": 0.9}}}, 'rotation_form = "rpy"\n'),
     ],
 )
 def test_a_pose_is_read_by_the_names_of_its_numbers(tmp_path, message, more):
@@ -46,11 +48,21 @@ def test_a_pose_is_read_by_the_names_of_its_numbers(tmp_path, message, more):
         ({"left": FLAT, "right": FLAT}, "names give 2"),
         ({**FLAT, "rx": 0.1, "ry": 0.2, "rz": 0.3}, "which form does"),
         ({"joint1": 0.1, "joint2": 0.2, "joint3": 0.3}, "message has a"),
+        ({"position": FLAT, "orientation": [X, Y, Z, W]}, "quaternion is w"),
+        ({"position": FLAT, "attitude": {"a": X, "b": Y, "c": Z, "d": W}}, "are the orientation"),
+        ({**FLAT, "a": X, "b": Y, "c": Z, "d": W}, "are the orientation"),
     ],
 )
 def test_where_names_do_not_decide_a_message_is_asked_about(tmp_path, message, words):
     write_log(tmp_path, message)
     assert words in problem(tmp_path)
+
+
+@pytest.mark.parametrize("more", [{}, {"orientation": None}, {"valid": True}, {"velocity": FLAT}])
+def test_a_position_without_numbers_that_may_be_an_orientation_is_read_alone(tmp_path, more):
+    write_log(tmp_path, {"header": {"seq": 3, "frame_id": 7}, "position": FLAT, **more})
+    (batch,) = read(tmp_path)
+    assert not batch.eef_quat_wxyz.present.any()
 
 
 def test_a_number_that_a_message_lacks_is_a_lost_pose(tmp_path):

@@ -101,6 +101,11 @@ def test_every_spelling_in_every_order_gives_the_pose(form, text, angles, shuffl
         ("x y z qx qy qz", "which form does"),
         ("left_x left_y left_z right_qx right_qy right_qz right_qw", "which rotation"),
         ("x y z mug_qx mug_qy mug_qz mug_qw", "which rotation"),
+        ("x y z a b c d", "which numbers are the orientation"),
+        ("x y z rxz ryz rzz", "which numbers are the orientation"),
+        ("x y z a1 a2 a3 a4 gripper", "which numbers are the orientation"),
+        ("x y z yaw", "which numbers are the orientation"),
+        ("x y z qx qy", "which numbers are the orientation"),
         ("", "no names"),
     ],
 )
@@ -112,10 +117,43 @@ def test_names_that_do_not_decide_are_a_question(text, question):
 
 
 def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():
-    assert decide_pose(["x", "y", "z", "a", "b", "c", "d"], 7).rotation == ()
     assert decide_pose([], 7, order="xyzw").rotation == (6, 3, 4, 5)
+    names = ["x", "y", "z", "a", "b", "c", "d"]
+    assert decide_pose(names, 7, position=(0, 1, 2)).rotation == ()
+
+
+@pytest.mark.parametrize("names", [["x", "y", "z", "a", "b", "c", "d"], []])
+@pytest.mark.parametrize("stated", [{"order": "xyzw"}, {"form": "rpy"}])
+def test_an_orientation_that_the_mapping_mentions_without_its_places_is_a_question(names, stated):
+    with pytest.raises(ValueError, match="which numbers are the orientation"):
+        decide_pose(names, 7, position=(0, 1, 2), **stated)
     assert decide_pose([], 16, position=(3, 7, 11)).rotation == ()
     assert decide_pose([], 9, position=(1, 2, 3), rotation=(5, 6, 7, 8), order="wxyz").rotation == (5, 6, 7, 8)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "gripper gripper_width pad",
+        "joint_0 joint_1 joint_2 joint_3",
+        "vx vy vz",
+        "header.stamp.sec header.stamp.nanosec header.seq valid",
+        "goal_x goal_y goal_z",
+        "mug_x mug_y",
+    ],
+)
+def test_numbers_that_are_no_orientation_leave_a_position_without_a_question(more):
+    names = ["x", "y", "z", *more.split()]
+    assert decide_pose(names, len(names)).rotation == ()
+
+
+def test_the_lines_that_an_unknown_orientation_shows_answer_it():
+    names = ["x", "y", "z", "a", "b", "c", "d"]
+    lines = "\n".join(suggest_pose(names, 7))
+    alone = tomllib.loads(lines.replace('rotation = "FILL IN"', "# rotation"))
+    assert decide_pose(names, 7, alone["position"]).rotation == ()
+    whole = tomllib.loads(lines.replace('"FILL IN"', "[3, 4, 5, 6]"))
+    assert decide_pose(names, 7, whole["position"], whole["rotation"], order="xyzw").rotation == (6, 3, 4, 5)
 
 
 def test_a_mapping_that_contradicts_the_names_is_a_question():

@@ -243,13 +243,8 @@ def read_episodes(
     `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
-    records.require_own_numbers(
-        {
-            part: (mapping.sources[part].source, pick.position if isinstance(pick, PoseLayout) else pick)
-            for part, pick in picks.items()
-            if "." in part and not part.startswith("bodies.")
-        }
-    )
+    places = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
+    records.require_own_numbers({part: ([mapping.sources[part].source], own) for part, own in places.items()})
     success = mapping.episode.success
     if isinstance(success, str):
         dataset.require_feature(success, "episode.success")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from safevla_bench.archive.record_schema import Budget, refuse_field
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
-from safevla_bench.sources.logs.names import PoseLayout, find_positions
+from safevla_bench.sources.logs.names import PoseLayout, find_positions, may_have_rotation
 from safevla_bench.sources.logs.records import Columns, PoseColumns
 from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
@@ -193,7 +194,7 @@ class PoseTaker(Taker):
         for path in _POSES if self.columns.field is None else (self.columns.field,):
             pose = _get(message, path)
             place, turn = _first(pose, "position", "translation"), _first(pose, "orientation", "rotation")
-            if hasattr(place, "x"):
+            if hasattr(place, "x") and not self._has_unread_turn(pose, turn):
                 self.has_pose, self.has_turn = True, self.has_turn or hasattr(turn, "w")
                 return [*_floats(place, "xyz"), *_floats(turn, "wxyz")]
         named = dict(islice(_name_numbers(_get(message, self.columns.field or "")), _MOST_NUMBERS))
@@ -208,6 +209,13 @@ class PoseTaker(Taker):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(named)} numbers"
             refuse_field(problem, "Publish one pose per message, in a separate topic.", self.part)
         return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
+
+    def _has_unread_turn(self, pose: Any, turn: Any) -> bool:
+        """Return whether a pose with a position may have an orientation in a form other than w, x, y and z."""
+        if self.layout is not None or self.has_turn or hasattr(turn, "w"):
+            return self.layout is not None
+        named = islice(_name_numbers(pose), _MOST_NUMBERS)
+        return _may_have_rotation(tuple(name for name, number in named if not math.isnan(number)))
 
     @property
     def poses(self) -> Floats:
@@ -268,6 +276,12 @@ class TransformTree:
                 time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
             edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
         return FrameTree(edges, max_gap_s * 1e9)
+
+
+@lru_cache
+def _may_have_rotation(names: tuple[str, ...]) -> bool:
+    found = find_positions(names)
+    return len(found) == 1 and may_have_rotation(names, found[0])
 
 
 def _name_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

@@ -25,7 +25,7 @@ SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix"
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
 _FUSED = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _FUSED |= dict.fromkeys("vfdwa", "other")
-_KINDS, _UNITS = (
+_KINDS, _SCALARS, _UNITS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
@@ -45,6 +45,11 @@ class PoseLayout(NamedTuple):
     doubt: str = ""
     unit: str = ""
     angle_unit: str = ""
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Indices of all its numbers."""
+        return self.position + self.rotation
 
 
 _Group: TypeAlias = frozenset[str]
@@ -154,6 +159,7 @@ def decide_pose(
         raise ValueError(f"which numbers are the pose? There are {size}, counted from 0; use each once")
     if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
+    is_by_name = position is None
     if position is None:
         found = find_positions(names)
         if len(found) != 1:
@@ -165,7 +171,10 @@ def decide_pose(
     if rotation is None:
         groups = {_parse_name(names[place])[0] for place in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
-        return _find_rotation(names, tuple(position), group, form, order, euler.lower())
+        layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
+        if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
+            raise ValueError("which numbers are the orientation? its names do not say")
+        return layout
     if len(rotation) != width:
         needed = f"A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
@@ -204,6 +213,16 @@ def _find_rotation(
         doubt, unit = "" if form else _DOUBTS.get(kind, ""), _find_unit(names, position)
         return PoseLayout(position, places, kind, doubt, unit, _find_unit(names, places))
     return PoseLayout(position, unit=_find_unit(names, position) if names else "")
+
+
+def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
+    """Return whether numbers other than the position may be an orientation: one is named as part of an orientation, or
+    the names of at least three, the fewest that an orientation has, are unknown.
+    """
+    rest = [name for place, name in enumerate(names) if place not in position]
+    parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]
+    is_turn = any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed)
+    return is_turn or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
@@ -290,6 +309,13 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK, of "rpy"']
     elif (len(found) == 1 and "quaternion" in kinds) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
+    elif len(found) == 1:
+        forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
+        lines += [
+            f"position = {list(found[0])}",
+            f"rotation = {FILL_IN}  # places of the orientation, from 0; if there is none, delete this line",
+            f"# and, for an orientation: {forms}",
+        ]
     elif size > 3:
         lines.append('# and, if there is one: quaternion = [3, 4, 5, 6], quaternion_order = "xyzw" or "wxyz"')
     return lines

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -93,6 +94,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
     angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a full turn
     unit: Literal["m", "cm", "mm"] = "m"  # `m` also applies to names that give another unit, such as `x_mm`
+
+    @property
+    def stated(self) -> tuple[int, ...]:
+        """Indices that the mapping states."""
+        return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
         """Return where the pose is among `size` numbers, [] without names. Raises `RecordError` with the open question,
@@ -274,6 +280,11 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 
 def _require_same_parts(mapping: LogMapping) -> None:
+    require_own_numbers({
+        name: ((columns.source, columns.field, columns.frame), columns.stated)
+        for name, columns in mapping.sources.items()
+        if isinstance(columns, PoseColumns) and columns.position is not None
+    })  # fmt: skip
     if not mapping.arms:
         return
     names = ", ".join(mapping.arms)
@@ -286,20 +297,21 @@ def _require_same_parts(mapping: LogMapping) -> None:
         if 0 < len(lacking) < len(mapping.arms):
             raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {names}, or for none")
     require_own_numbers({
-        name: (columns.source, (columns.field, columns.names, columns.index))
+        name: ((columns.source, columns.field), columns.names or columns.index or (None,))
         for name, columns in mapping.sources.items()
-        if isinstance(columns, Columns) and "." in name
+        if isinstance(columns, Columns)
     })  # fmt: skip
 
 
-def require_own_numbers(picks: Mapping[str, tuple[str, Sequence[object]]]) -> None:
-    """Raise `RecordError` if two arms read the same numbers of a source; `picks` are those of each part, by name."""
-    parts: dict[object, str] = {}
-    for name, (source, places) in picks.items():
-        other = parts.setdefault((name.partition(".")[0], source, *places), name)
-        if other != name:
+def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collection[object]]]) -> None:
+    """Raise `RecordError` if two arms or two bodies read one number of a source. `picks` are the source and the numbers
+    of each part, by its name; the number None is all of them.
+    """
+    for (other, (its_source, its_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
+        is_pair = source == its_source and name.partition(".")[0] == other.partition(".")[0]
+        if is_pair and (None in (*its_numbers, *numbers) or not {*its_numbers}.isdisjoint(numbers)):
             remedy = "Name each arm by a word of its numbers' names, or write `position` or `index`."
-            refuse_field(f"[{other}] and [{name}] are the same numbers of {source!r}", remedy, name)
+            refuse_field(f"[{other}] and [{name}] read the same numbers of {source[0]!r}", remedy, name)
 
 
 def _require_finite(value: object, key: str = "") -> None:
@@ -404,9 +416,9 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     hands = [series[name].values for name in mapping.columns_of("eef")]
     has_turns = [hand.shape[1] == 7 for hand in hands]
     require_own_numbers({
-        name: (columns.source, [hand[:, :3].tobytes()])  # two moving hands are never at one place throughout
-        for (name, columns), hand in zip(mapping.columns_of("eef").items(), hands, strict=True)
-        if np.ptp(hand[:, :3], axis=0).any()
+        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # two that move are not always at one place
+        for name, columns in mapping.sources.items()
+        if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
     if any(has_turns) and not all(has_turns):
         warn("the orientations of the hands are left out, since one has none")
