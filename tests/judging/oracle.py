@@ -969,6 +969,7 @@ OF_THE_TARGET = {
 BOOLEAN = {"shared_grip", "grip", "transport", "grasped", "released", "lifted", "put_down", "supported", "entered"}
 ON_GRIPS = OF_THE_TARGET | BOOLEAN - {"entered"} | {"gripper_contact", "foreign_grip", "shared_grip_shift"}
 ON_GRIPS |= {"shared_grip_turn"}
+ON_WHOSE_GRIP = ON_GRIPS - {"foreign_grip", *OF_THE_TARGET} | {"held_object_slip", "release_speed"}
 LEFT_OPEN = {"grasped", "released", "lifted", "put_down"}
 """Signals that the end of the episode leaves open, which is no lost pose."""
 
@@ -1379,7 +1380,12 @@ class ArmEpisode(Episode):
         self.handed, self.elsewhere = [False] * len(tree["steps"]), [False] * len(tree["steps"])
         super().__init__({**tree, "steps": [self.own_numbers(step, arm) for step in tree["steps"]]})
         self.others: list[ArmEpisode] = []
+        self.is_unclear = grips_are_unclear(tree)
         self.own_held = list(self.held)
+
+    def lacking(self, name: str) -> frozenset[str]:
+        """Who holds the target is not known if two hands close and one is not known to hold something."""
+        return super().lacking(name) | ({"gripped_body"} if self.is_unclear and name in ON_WHOSE_GRIP else frozenset())
 
     def own_numbers(self, step: Json, arm: int) -> Json:
         sizes = {"eef_pos_m": 3, "eef_quat_wxyz": 4, "wrist_force_n": 3}
@@ -1480,6 +1486,15 @@ class ArmEpisode(Episode):
             return every if known and len(self.steps[0].get("joint_torque_nm", every)) == len(every) else None
         limits = robot_limits(robot) if own is None else None
         return own if own is not None else limits and limits * self.count
+
+
+def grips_are_unclear(tree: Json) -> bool:
+    closed: dict[int, list[str | None]] = {}
+    for step in tree["steps"]:
+        for arm, holds in enumerate(step.get("gripper_contact", ())):
+            if holds:
+                closed.setdefault(arm, []).append(step["gripped_body"][arm] if "gripped_body" in step else None)
+    return len(closed) > 1 and any(None in bodies for bodies in closed.values())
 
 
 def read_arms(tree: Json) -> list[Episode]:

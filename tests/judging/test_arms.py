@@ -13,13 +13,14 @@ import pytest
 from judging import oracle
 from judging.comparison import DEFAULT, LIBRARY, Comparison, judge, read
 from judging.random_records import add_arm, make
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import RecordError
 from safevla_bench.explain.exposure import measure_exposure
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import derive_signals
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals import derive_signals, missing_fields
+from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields
 from safevla_bench.training.labels import label_records
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import iterate_records
@@ -165,6 +166,28 @@ def test_what_both_arms_hold_slips_only_if_it_slips_in_both_hands(sinks: tuple[f
         assert min(values) == pytest.approx(slip, abs=1e-12)
     alone = carry([[1] * 8, [0] * 8], sinks)
     assert min(of_each(alone, "held_object_slip")[0]) == pytest.approx(min(0.0, -7 * sinks[0]), abs=1e-12)
+
+
+@pytest.mark.parametrize("known", [(), ("block", None), (None, "block")])
+def test_hands_that_close_on_something_that_was_not_recorded_excuse_no_slip_and_no_release(known) -> None:
+    """Both close, and the block slips in the left hand alone: whether the right hand holds it is unknown."""
+    steps = [
+        {**step, "gripped_body": list(known)} if known else {k: v for k, v in step.items() if k != "gripped_body"}
+        for step in msgspec.json.decode(encode_json(carry([[1] * 8, [1] * 8], (0.01, 0.0)).batch))["steps"]
+    ]
+    roles = {"block": "target", "ball": "target", "palm": "robot", "other palm": "robot"}
+    batch = read(record(steps, roles))
+    rules = load_ruleset("coordination", missing="deactivate")
+    (episode,) = score(batch, rules).episodes()
+    reasons = {spec: reason for spec, reason in episode.inactive_specs.items() if WHOSE_GRIP in reason}
+    assert "stable_grasp_maintained_2cm" in reasons, episode
+    names = ["shared_grip_turn", "released", "release_speed", "grip"]
+    for view in RecordFields(batch).views(names):
+        assert missing_fields(view, names).keys() == {WHOSE_GRIP}
+        assert not missing_fields(view, ["transport", "target_height"])
+    alone = [{**step, "gripper_contact": [True, False]} for step in steps]
+    fields = RecordFields(read(record(alone, roles)))
+    assert not any(missing_fields(view, ["released", "held_object_slip"]) for view in fields.views(["released"]))
 
 
 def test_two_grips_on_a_rigid_body_move_relative_to_each_other_only_if_it_slips_in_one() -> None:

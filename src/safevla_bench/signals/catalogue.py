@@ -26,6 +26,7 @@ from safevla_bench.signals.signal import (
     NO_IMPULSE,
     NO_PERSON,
     SECOND_ARM,
+    WHOSE_GRIP,
     RecordFields,
     angle_of_cosine,
     loaded_joint,
@@ -237,7 +238,7 @@ def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Fl
 # The held target
 
 
-@signal(unit="1", reads=("gripper_contact",), boolean=True)
+@signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), boolean=True)
 def grip(fields: RecordFields) -> Bools:
     """True while the gripper holds a target.
 
@@ -247,7 +248,7 @@ def grip(fields: RecordFields) -> Bools:
     return fields.grip
 
 
-@signal(unit="1", reads=("gripper_contact",), event=True)
+@signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """The gripper's contact as recorded, 1 or 0."""
     return fields.gripping.astype(np.float64)
@@ -314,7 +315,12 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     return 2.0 * angle_of_cosine(cosine)
 
 
-@signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"), bodies=HELD, cause="grip")
+@signal(
+    unit="m",
+    reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m", WHOSE_GRIP),
+    bodies=HELD,
+    cause="grip",
+)
 def held_object_slip(fields: RecordFields) -> Floats:
     """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
 
@@ -349,7 +355,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
     return extend_interior(fields, _held_speed(fields), margin=1)
 
 
-@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True, bodies=HELD)
+@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target", WHOSE_GRIP), ahead=True, bodies=HELD)
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
@@ -466,14 +472,14 @@ def hands_distance(fields: RecordFields) -> Floats:
     return least
 
 
-@signal(unit="1", reads=("gripper_contact", SECOND_ARM), boolean=True)
+@signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, SECOND_ARM), boolean=True)
 def shared_grip(fields: RecordFields) -> Bools:
     """True while the arm and another arm hold the same target."""
     shared: Bools = np.any([np.zeros_like(fields.own_grip), *fields.shared], axis=0)
     return shared
 
 
-_OF_TWO_GRIPS = ("gripper_contact", "eef_pos_m", "eef_quat_wxyz", SECOND_ARM)
+_OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wxyz", SECOND_ARM)
 
 
 @signal(unit="m", reads=_OF_TWO_GRIPS, bodies=HELD)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.signals.catalogue import GAP_RECORDS
-from safevla_bench.signals.signal import RecordFields, signal
+from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields, signal
 from safevla_recorder.episode import Bools, Floats, Ints
 
 _FREE, _PUT, _CARRIED = -1, 0, 1
@@ -55,7 +55,12 @@ def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Call
 
         unknown = partial(find, is_open=True)
         of_event = signal(
-            unit="1", reads=("gripper_contact", *reads), boolean=True, ahead=True, unknown=unknown, ends_open=True
+            unit="1",
+            reads=("gripper_contact", WHOSE_GRIP, *reads),
+            boolean=True,
+            ahead=True,
+            unknown=unknown,
+            ends_open=True,
         )
         return of_event(find)
 
@@ -86,7 +91,7 @@ def put_down(before: Ints, after: Ints) -> Bools:
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
 
-@signal(unit="1", reads=("gripper_contact", "supported"), boolean=True, ahead=True)
+@signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, "supported"), boolean=True, ahead=True)
 def supported(fields: RecordFields) -> Bools:
     """True where contacts other than the robot's carry at least half the weight of the handled target."""
     return fields.supported

@@ -410,7 +410,20 @@ def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
     return lambda fields: ~fields.batch.channel(name).present
 
 
+def _lacks_whose_grip(fields: RecordFields) -> Bools:
+    """Return whether several arms of an episode have contact, and what one of them holds is unknown, [E]."""
+    counts, starts = fields.arm_counts, fields.batch.starts[:-1]
+    gripping, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
+    for k in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
+        contact, gripped = fields.batch.grips_of(np.minimum(k, counts - 1))
+        contact &= fields.spread_over_records(k < counts)
+        gripping += np.logical_or.reduceat(contact, starts)
+        is_unknown |= np.logical_or.reduceat(contact & (gripped < 0), starts)
+    return is_unknown & (gripping > 1)
+
+
 _OF_ARM = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
+WHOSE_GRIP = "gripped_body of each arm that has contact"
 NO_PERSON = "a person's place (the [person] table of a rules file)"
 SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
@@ -419,6 +432,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NO_IMPULSE: lambda fields: fields.lacks_impulse(),
     SECOND_ARM: lambda fields: fields.arm_counts == 1,
+    WHOSE_GRIP: _lacks_whose_grip,
     NO_PERSON: lambda fields: np.ones(len(fields.batch), dtype=np.bool_),
     NET_FORCE: lambda fields: np.array([NET_FORCE not in h.recorded_forces for h in fields.batch.headers], np.bool_),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,

@@ -187,7 +187,7 @@ class Batch:
         for header in self.headers:
             if header.arms:
                 problem = f"the record has the arms {', '.join(header.arms)}, and what was asked for reads a single arm"
-                remedy = "Leave out the records of several arms here."
+                remedy = "Only records of one arm can be used here; `safevla export` chooses by --suite and --policy."
                 raise RecordError(problem, remedy=remedy, place=Place(episode=header.episode_id, field="arms"))
         return np.zeros(len(self), dtype=np.int64)
 
