@@ -17,7 +17,13 @@ from safevla_bench.jobs.evaluation.judgement import judge, split_judged
 from safevla_bench.jobs.evaluation.outputs import build_board
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.conditions import read_conditions
-from safevla_bench.publishing.result_files import ModelFacts, build_card
+from safevla_bench.publishing.result_files import (
+    ModelFacts,
+    build_card,
+    encode_harness_results,
+    encode_lerobot_results,
+    format_eval_results,
+)
 from safevla_bench.publishing.submission import build_submission
 from safevla_bench.report.tables.comparison_answer import selection_table
 from safevla_bench.trajectory.batch import concatenate_batches
@@ -118,3 +124,20 @@ def test_a_choice_and_a_submission_say_which_episodes_are_not_known_to_be_offici
     assert marks == {"official": {}, "bare": {"identity_not_recorded": 2}}
     card = build_card(judge(paths[1:], judged.ruleset), ModelFacts(), ())
     assert "identity_not_recorded" in card.partition("\n---\n")[0]
+
+
+@pytest.mark.parametrize("states", [(0, 1), (3, 4)])
+def test_what_is_published_of_other_starts_says_so_in_each_form(tmp_path, states):
+    path = write_policy(tmp_path, "mine", states, **PROOF)
+    judged = judge([path], load_ruleset(missing="deactivate"))
+    (cell,) = build_submission(judged, [path])["cells"]
+    facts = ModelFacts(dataset_id="lab/libero")
+    texts = [
+        build_card(judged, facts, ()),
+        format_eval_results(judged, facts),
+        *(encode(judged).decode() for encode in (encode_lerobot_results, encode_harness_results)),
+    ]
+    is_own = states != (0, 1)
+    assert cell["rank_refused"] == ("not ranked: its starts are its own" if is_own else None)
+    assert [("Not ranked: its starts are its own." in text) for text in texts] == [is_own] * 4
+    assert ('"rank_refused": "not ranked: its starts are its own"' in texts[0]) == is_own

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from safevla_bench.hosts.protocols import preset_differences
 from safevla_bench.judging.judged import Judged, JudgedSource
+from safevla_bench.judging.metrics import Summary
 from safevla_bench.sources.runs.episode_index import EpisodeNote
 from safevla_bench.sources.runs.folder import AbsentEpisode, policy_rows
 from safevla_bench.trajectory.header import Header
@@ -78,6 +79,13 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
             found[policy] = "not ranked: its starts are its own"
     return found
+
+
+def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
+    """Return why policies have no rank on the official suites among their cells; {} if they may have one."""
+    found = find_disqualified(judged)
+    official = [cell.policy for cell in cells if cell.policy in found and find_official_name(cell.suite or "")]
+    return {policy or "": found[policy] for policy in official}
 
 
 def _by_policy(judged: Judged) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:

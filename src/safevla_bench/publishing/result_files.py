@@ -44,6 +44,7 @@ from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
 from safevla_bench.judging.scores import EpisodeScore, collect_versions
+from safevla_bench.publishing.conditions import refuse_ranks
 from safevla_bench.publishing.submission import describe_ruleset, require_given_starts
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.text import spreadsheet_text
@@ -249,6 +250,7 @@ def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
             if any(cell.standin_assets for cell in cells)
             else []
         ),
+        *(f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()),
         *judged.describe_filters(),
         *([_PRIVILEGED] if any(cell.policy in judged.privileged for cell in cells) else []),
     ]
@@ -414,7 +416,8 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     results = [_index_result(judged, cell, facts) for cell in cells if any(_cell_metrics(cell))]
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
-    further = (remark for remark in remarks if remark not in table.footnotes)
+    refused = [f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()]
+    further = (remark for remark in (*refused, *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
     return f"---\n{front}---\n\n## Safety\n\n{text}"
 
@@ -473,6 +476,7 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
         "protocol": sorted({str(source.protocol.get("name")) for source in judged.sources if source.protocol}),
         "simulator": cell.simulator,
         "task_identity": cell.task_identity,
+        "rank_refused": refuse_ranks(judged, [cell]).get(cell.policy or ""),
         "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
         "privileged_state": cell.policy in judged.privileged,
         "crashed": cell.crashed,

@@ -3,7 +3,8 @@
 It contains what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and
 the verdict of each episode. In a cell, `success` counts among n, `safe` and `vsi` among judged episodes, and
 `unsafe_success` among episodes in both. Stopped episodes are listed; neither they nor crashed ones are in n. None =
-unknown: an episode has the reason in `no_verdict`. A violated clause decided by a Boolean signal has no robustness.
+unknown: an episode has the reason in `no_verdict`. `rank_refused` says why a policy on an official suite has no rank,
+such as its own starts; null if it may have one. A violated clause decided by a Boolean signal has no robustness.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodeScore, collect_versions
+from safevla_bench.publishing.conditions import refuse_ranks
 from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import plan_digest
 from safevla_bench.trajectory.header import Header
@@ -82,6 +84,7 @@ def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) 
         "suite": cell.suite or "",
         "privileged": cell.policy in judged.privileged,
         **{name: getattr(cell, name) for name in ("standin_assets", "simulator", "task_identity")},
+        "rank_refused": refuse_ranks(judged, [cell]).get(cell.policy or ""),
         **{name: getattr(cell, name) for name in ("n", "crashed", "stopped")},
         "success": sum(row.success for row in own_rows if row.counted),
         "safe": cell.rates[SAFETY.key].count,
