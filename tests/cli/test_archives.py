@@ -114,3 +114,10 @@ def test_leaving_out_invalid_episodes_is_no_remedy_if_no_other_is_readable(
     message = safevla.refuses(command[0], name, *command[1:])
     assert ("invalid=skip" in message, "\n  " in message) == (False, True)
     assert "\\n" not in safevla("validate", name)[2], "the remedy has its own line"
+
+
+def test_workers_that_have_nothing_to_do_are_mentioned_once(safevla, two, tmp_path):
+    code, _, shown = safevla("score", two, "--set", "missing=deactivate", "--workers", "2", "--out", tmp_path / "out")
+    assert (code, shown.count("judged in one process")) == (0, 1)
+    code, _, shown = safevla("score", two, "--set", "missing=deactivate", "--out", tmp_path / "again")
+    assert (code, shown.count("judged in one process")) == (0, 0)

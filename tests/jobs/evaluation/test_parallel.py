@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,14 @@ def test_a_node_with_other_code_is_an_error_with_both_codes(tmp_path):
     assert isinstance(reply, RunError)
     assert "other code" in str(reply)
     assert "0123456789abcdef" in str(reply)
+
+
+def test_processes_ignore_ctrl_c_from_their_first_instruction_on():
+    """Python's own handler would print a stack for each process that is still importing."""
+    with open_judge(2) as judge:
+        masks = list(judge.run(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [set(), set()]))
+    assert all(signal.SIGINT in mask for mask in masks)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_sources_without_row_groups_are_judged_in_this_process(tmp_path):

@@ -199,13 +199,17 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
             problem = "a process that judges ended, often because memory ran out"
             raise RunError(problem, remedy="Fewer --workers need less memory.") from None
 
-    future = pool.submit(function, item)
+    # Ctrl-C reaches the whole process group; processes, which this may start, inherit that they ignore it.
+    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        future = pool.submit(function, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
     return receive
 
 
 def _end_with_parent() -> None:
-    """Leave Ctrl-C to the command's own process, and end if that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End this process if the command's own process is killed."""
     threading.Thread(target=_await_parent, daemon=True).start()
 
 
