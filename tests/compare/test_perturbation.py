@@ -57,6 +57,19 @@ def test_a_suite_that_was_run_twice_is_the_control_by_initial_state():
     assert texts(change_table(report), "Changed") == ["swap", CONTROL]
 
 
+def test_parts_of_a_run_count_as_one_and_a_further_run_is_refused():
+    whole = compare_changes([BASE, SWAP, AGAIN])
+    halves = [
+        [result.select(lambda header, k=k: (header.init_state_index or 0) % 2 == k) for k in (0, 1)]
+        for result in (BASE, SWAP, AGAIN)
+    ]
+    assert all(len(half) == 50 for pair in halves for half in pair)
+    assert compare_changes([half for pair in halves for half in pair]).changes == whole.changes
+    for sources in ([BASE, SWAP, SWAP], [BASE, SWAP, AGAIN, AGAIN]):
+        with pytest.raises(RunError, match=r"was run [23] times, with common starts"):
+            compare_changes(sources)
+
+
 def test_suites_with_one_change_are_pooled_and_policies_stay_apart():
     others = [
         source("ten", 80),

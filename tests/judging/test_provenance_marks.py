@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
@@ -316,3 +317,22 @@ def test_a_clause_left_out_stands_under_every_headline():
 def test_what_no_tag_lets_apply_is_not_left_out():
     scores = verdicts((True, 1, 1), (True, np.nan, -2), suite=TABLE)
     assert provenance_marks.warn_of_scores(scores) == provenance_marks.warn_of_cells(metrics.cells(scores)) == ()
+
+
+def test_a_part_of_a_sample_of_tasks_is_said_to_be_one():
+    sample = {"pkg": "1.0 (sample of 1,000 of 10,030 tasks, 0123)", "mujoco": "3.2.3"}
+    scores = replace(SCORES, simulator=(sample,) * len(SCORES))
+    ran = {
+        (policy, suite, task)
+        for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
+    }
+    counts = Counter(policy for policy, *_ in ran)
+    said = [
+        f"{policy} ran {count} of the 1,000 tasks in the sample of pkg: these numbers are of those alone."
+        for policy, count in counts.items()
+    ]
+    assert sorted(provenance_marks.warn_of_samples(scores)) == sorted(said)
+    assert {*said} <= {*provenance_marks.warn_of_records(scores)}
+    whole = {"pkg": f"1.0 (sample of {min(counts.values())} of 10,030 tasks, 0123)"}
+    assert not provenance_marks.warn_of_samples(replace(scores, simulator=(whole,) * len(scores)))
+    assert not provenance_marks.warn_of_samples(SCORES)

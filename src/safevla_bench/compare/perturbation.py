@@ -19,7 +19,7 @@ import numpy as np
 
 from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
 from safevla_bench.compare.pairs import PairedResults, pair_episodes, task_differences
-from safevla_bench.compare.policy_results import PolicyResults, simulator_cells
+from safevla_bench.compare.policy_results import PolicyResults, join_results, simulator_cells
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes
 from safevla_bench.judging.provenance_marks import find_mixtures
@@ -57,10 +57,10 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
-    `sources` are the results of each source and policy, not joined. The first source of a suite is compared; a second
-    is the control, whose initial states are paired regardless of their seeds. All intervals hold simultaneously with
-    `confidence` (Bonferroni). Raises `RunError` if no suite has a changed counterpart or was run twice, or pairs had
-    different starts.
+    `sources` are the results of each source and policy, not joined. Sources of a suite without a common start, such as
+    shards, count as one. A second run of an unchanged suite is the control, whose initial states are paired regardless
+    of their seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError` if no suite has
+    a changed counterpart or was run twice, a suite was run more often, or pairs had different starts.
     """
     arms = [
         (policy, change, sides)
@@ -86,13 +86,37 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
             runs.setdefault(suite, []).append(result.select_suite(suite))
+    runs = {suite: _join_parts(parts) for suite, parts in runs.items()}
     arms: dict[str, list[Sides]] = {}
-    for suite, (changed, *_) in runs.items():
+    for suite, (changed, *further) in runs.items():
         base, _, change = suite.rpartition("-")
+        if len(further) > (base not in runs):
+            named = ", ".join(result.source for result in (changed, *further))
+            remedy = "Name one run of a changed suite, and one or two of the unchanged one."
+            raise RunError(f"{suite} was run {1 + len(further)} times, with common starts: {named}", remedy=remedy)
         if base in runs:
             arms.setdefault(change, []).append((runs[base][0], changed.rename_suites({suite: base})))
     control = [(parts[0], parts[1]) for parts in runs.values() if len(parts) > 1]
     return {**arms, **({CONTROL: control} if control else {})}
+
+
+def _join_parts(results: Sequence[PolicyResults]) -> list[PolicyResults]:
+    """Join the sources of a suite with one protocol that have no start in common, seeds apart."""
+    runs: list[list[PolicyResults]] = []
+    for result in results:
+        own = _list_starts(result)
+        for parts in runs:
+            if parts[0].protocol == result.protocol and all(own.isdisjoint(_list_starts(part)) for part in parts):
+                parts.append(result)
+                break
+        else:
+            runs.append([result])
+    return [join_results(parts) for parts in runs]
+
+
+def _list_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
+    planned: tuple[Header | AbsentEpisode, ...] = (*result.headers, *result.lost)
+    return {(episode.task_id, episode.init_state_index) for episode in planned}
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:

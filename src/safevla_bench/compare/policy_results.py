@@ -179,7 +179,7 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
         by_name.setdefault(result.name, []).append(result)
-    return [part for group in by_name.values() for part in ([_join(group)] if _can_join(group) else group)]
+    return [part for group in by_name.values() for part in ([join_results(group)] if _can_join(group) else group)]
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
@@ -189,7 +189,8 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
     return same_protocol and sum(map(len, suites)) == len(together) and len(set(map(is_chosen, together))) < 2
 
 
-def _join(results: Sequence[PolicyResults]) -> PolicyResults:
+def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
+    """Return the episodes of several results of one policy as one."""
     if len(results) == 1:
         return results[0]
     tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "code")

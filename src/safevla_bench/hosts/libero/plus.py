@@ -103,6 +103,13 @@ class Variant:
         assert states is not None
         return states
 
+    def require_files(self) -> None:
+        """Raise `HostError` unless the variant's own files can be read: those of wording and layout."""
+        if self.category in ("language", "layout"):
+            _read_text(self.task_file())
+        if self.category == "layout":
+            self.init_states()
+
     def missing_file(self) -> str | None:
         """Return the first file that the variant needs and LIBERO's assets lack, relative to their folder, if any."""
         if self.category not in REFUSED:
@@ -207,7 +214,7 @@ def describe_sample(count: int | None) -> dict[str, str]:
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     """Return the sample's tasks of `libero-plus`, or of a suite and category such as `libero-goal-camera`. Raises
-    `HostError` without the package's files, and for a category that needs other files.
+    `HostError` without the package's files or one that a variant needs, and for a category that needs other files.
     """
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
@@ -218,6 +225,10 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
         problem = f"{suite} is not run: {reason}"
         raise HostError(problem, remedy=f"Take {SUITE}, or a category that runs: {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
+    for variant in chosen:
+        variant.require_files()
+    for number in sorted({variant.robot for variant in chosen} - {0}):
+        _read_joints(number)
     return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
 
 
