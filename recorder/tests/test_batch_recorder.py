@@ -180,6 +180,10 @@ def test_a_step_that_was_refused_can_be_made_again():
         (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\]"),
         (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from"),
         (
+            lambda recorder: recorder.begin(forces(), poses=poses(), eef=dict.fromkeys("ab", (0, 0))),
+            "but poses of several",
+        ),
+        (
             lambda recorder: recorder.begin(forces(), poses=poses(), state=np.zeros((3, 1)), env_ids=[1]),
             "sim_state: differs from",
         ),

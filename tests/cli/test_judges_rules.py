@@ -82,6 +82,16 @@ def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla
     assert THEIRS not in out + err
 
 
+@pytest.mark.parametrize("command", ["episodes", "verify"])
+def test_a_damaged_rule_of_the_maker_is_an_error_that_names_the_file_of_the_run(safevla, run, tmp_path, command):
+    shutil.copytree(run, tmp_path / "r")
+    rules = {"registry": [{"name": "mine.toml", "text": "a.b = ["}]}
+    (tmp_path / "r" / "judged_with.json").write_text(json.dumps(rules))
+    code, _, err = safevla(command, tmp_path / "r", "--rules", "as-judged")
+    assert code == 2
+    assert f"{tmp_path / 'r' / 'judged_with.json'}: mine.toml" in err
+
+
 def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
     """By the judge's rules it fails, as it does without the library; its maker's own it passes."""
     judged = (*LIMIT, "--set", "max_contact_force_under_200N=0.001N")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import click
 import pytest
 
 from safevla_bench.cli import run_options as config
-from safevla_bench.cli.options import Range
+from safevla_bench.cli.options import Range, quote_paths
 from safevla_bench.cli.rollout import eval_command
 from safevla_bench.cli.rules import parse_changes, sort_rules
 from safevla_bench.errors import RunError
@@ -160,3 +162,12 @@ def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
     safevla.ok("eval", "--config", EXAMPLE, *arguments, "--max-steps", 20)
     cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
     assert [(cell["policy"], cell["n"]) for cell in cells] == [("scripted:careful", 1)] * 2
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", b"a\xffb c'\\d/e", "é".encode("latin-1")])
+def test_a_command_for_a_folder_of_any_name_names_that_folder_in_bash(name):
+    """Bytes that are not UTF-8 would be printed as an escape that the shell does not read."""
+    quoted = quote_paths(Path(os.fsdecode(name)), "x y")
+    quoted.encode()
+    said = subprocess.run(["bash", "-c", f"printf '%s|' {quoted}"], stdout=subprocess.PIPE, check=True).stdout
+    assert said == os.fsencode(name) + b"|x y|"

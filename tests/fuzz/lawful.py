@@ -79,6 +79,8 @@ def _check(tree: Any) -> None:
     need(number(tree.get("dt"), "dt", LARGEST) >= 1e-9, "dt")
     need(tree.get("schema_version", 1) is not None, "schema_version")
     integer(tree.get("schema_version", 1), "schema_version")
+    if tree.get("schema_version", 1) == 2:
+        raise Unsure("a record of several arms")
     need(tree.get("schema_version", 1) == 1, "schema_version")
     for name in TEXTS:
         need(tree.get(name) is None or isinstance(tree[name], str), name)

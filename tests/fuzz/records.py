@@ -19,7 +19,7 @@ from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import json_text, mutate, numbers
 from judging import comparison, oracle
-from judging.random_records import Scene
+from judging.random_records import Scene, add_arm
 from safevla_bench import archive
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
@@ -40,10 +40,11 @@ COMPRESS = {
 
 
 def scene(rng: Random, number: int = 0) -> dict[str, Any]:
-    """A valid record, short more often than long."""
+    """A valid record of one or two arms, short more often than long."""
     random_scene = Scene(rng, number)
     random_scene.n = min(random_scene.n, rng.choice([3, 6, 12]))
-    return random_scene.tree()
+    tree = random_scene.tree()
+    return add_arm(tree, rng.randrange(9)) if rng.random() < 0.25 else tree
 
 
 def text_form(rng: Random, folder: Path) -> str:

@@ -232,6 +232,9 @@ class BatchRecorder:
         placed = [read(f"the position of part {k}", place, 3) for k, (place, _) in enumerate(parts)]
         turned = [read(f"the orientation of part {k}", turn, 4) for k, (_, turn) in enumerate(parts)]
         holds = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoals]
+        if isinstance(eef, Mapping):
+            remedy = "Record such worlds one by one: EpisodeRecorder(scene, arms=...)."
+            raise HostError("a batch recorder records one arm, but poses of several are given", remedy=remedy)
         hand, turn = eef or (None, None)
         rows = {
             SUBGOALS: xp.stack(holds, 1) if holds else None,

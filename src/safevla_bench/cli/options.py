@@ -6,6 +6,8 @@ A command is a function whose parameters declare options by their defaults.
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -359,8 +361,15 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
 
 
 def quote_paths(*paths: object) -> str:
-    """Return paths or other words, quoted for a shell."""
-    return shlex.join(map(str, paths))
+    """Return paths or other words, quoted for a shell; bash and zsh read those with bytes that are not UTF-8."""
+    return " ".join(map(_quote_word, map(str, paths)))
+
+
+def _quote_word(word: str) -> str:
+    if not re.search(r"[\udc80-\udcff]", word):
+        return shlex.quote(word)
+    plain = re.sub(rb"[^\w/.=-]", lambda byte: b"\\x%02x" % ord(byte[0]), os.fsencode(word))
+    return f"$'{plain.decode()}'"
 
 
 def format_trust(request: Request, file: Path) -> str:

@@ -206,7 +206,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
     if recipe is None or recipe.is_default:
         return None
     echo(f"note: judged as by its maker, by {recipe.describe()}", err=True)
-    return recipe.load()
+    return judgement.load_recipe(recipe, sources)
 
 
 def print_missing(judged: Judged) -> None:

@@ -82,7 +82,7 @@ def score_command(
             sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=elsewhere, survey=survey
         )
         if elsewhere is not None and not elsewhere.can_judge(judged.records.sources):
-            echo("note: judged in one process: only Parquet archives are judged in parallel (safevla convert)", err=True)
+            echo("note: judged in one process: only Parquet archives are judged in parallel", err=True)
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))

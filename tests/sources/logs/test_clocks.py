@@ -77,6 +77,10 @@ def test_a_clock_that_goes_back_is_an_error_that_says_where_and_by_how_much(by_h
     with pytest.raises(RecordError, match=r"0\.36 s.*message 7") as caught:
         place({"eef": part})
     assert ("header stamps" if by_header else "log times") in caught.value.problem
+    assert "`clock`" not in caught.value.remedy  # no topic could be it
+    with pytest.raises(RecordError) as caught:
+        place({"eef": part, "back": part._replace(topic="/back"), "mug": stamps("/mug", even, even)})
+    assert "`clock` under [episode]: /mug." in caught.value.remedy
 
 
 def test_increasing_stamps_hold_though_the_log_goes_back_and_other_topics_go_by_the_order_of_the_file():

@@ -146,6 +146,16 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     return recipes[first]
 
 
+def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
+    """Return the rules that `find_recipe` returned for the run folders; errors name the file that holds them."""
+    try:
+        return recipe.load()
+    except SafevlaError as error:
+        held = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
+        error.place = replace(error.place, file=": ".join(filter(None, [str(held), error.place.file])))
+        raise
+
+
 def _find_own_recipe(path: Path) -> RulesetRecipe | None:
     if (path / SCORES).exists():
         return _read_recipe(path / RULES)
@@ -201,7 +211,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
-    chosen = recipe.load() if recipe and not recipe.is_default else load_ruleset()
+    chosen = load_recipe(recipe, paths) if recipe and not recipe.is_default else load_ruleset()
     return add_host_registries(chosen, paths, as_judged=as_judged)
 
 

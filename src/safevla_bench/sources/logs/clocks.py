@@ -51,12 +51,12 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     stamped = _find_stamped(chief)
     if stamped.sum() < 2:
         if step := describe_step_back(chief.log_ns):
-            _refuse_step_back(chief.topic, "log times", step)
+            _refuse_step_back(parts, chief.topic, "log times", step)
         warn(f"the messages of {chief.topic} have no header stamps, so log times are used")
         first = int(chief.log_ns[0])
         return {name: Times(part.log_ns - first, "log time") for name, part in parts.items()}
     if step := describe_step_back(chief.stamp_ns[stamped]):
-        _refuse_step_back(chief.topic, "header stamps", step)
+        _refuse_step_back(parts, chief.topic, "header stamps", step)
     by_log = not describe_step_back(chief.log_ns)
     if not by_log:
         problem = f"the log times of {chief.topic} go back {describe_step_back(chief.log_ns)}"
@@ -130,6 +130,16 @@ def describe_step_back(times_ns: Ints) -> str:
     return f"by {-steps[place] / 1e9:.6g} s at its message {place + 2}, {after_s:.6g} s after the first"
 
 
-def _refuse_step_back(topic: str, what: str, step: str) -> None:
-    remedy = "The clock was set back during recording. Name a topic whose stamps increase as `clock` under [episode]."
+def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, what: str, step: str) -> None:
+    clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
+    remedy = "The clock of every mapped topic was set back during recording. Cut the file there, or record again."
+    if clocks:
+        increasing = f"name a topic whose times increase as `clock` under [episode]: {', '.join(dict.fromkeys(clocks))}"
+        remedy = f"The clock was set back during recording; {increasing}."
     raise RecordError(f"the {what} of {topic} go back {step}", remedy=remedy)
+
+
+def _find_own_times(part: Stamps) -> Ints:
+    """Return the times by which a topic would be the clock [ns]: its stamps, else log times."""
+    stamped = _find_stamped(part)
+    return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns
