@@ -130,8 +130,6 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
         yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
     except _DAMAGED as error:
         yield DamageError(_describe_damage(error), remedy=REMEDY_BROKEN, place=place)
-    finally:
-        pa.default_memory_pool().release_unused()
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)

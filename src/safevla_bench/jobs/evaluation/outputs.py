@@ -122,6 +122,7 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     for --rules as-judged. Older files are replaced together, so scores and report always match. Raises `FileError` if
     writing fails.
     """
+    pa.default_memory_pool().release_unused()  # pyarrow keeps what reading the records took
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
