@@ -1,9 +1,10 @@
-"""Archives of episodes: functions to open, append and write them in every format, which the file's suffix determines.
+"""Functions that read and write archives of episodes, and append to them. A file's suffix determines its format:
 
-`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; can be appended to `.json`, `.npz`                       one
-episode per file `.parquet`                            one row per episode; written as a whole
+`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended
+`.json`, `.npz`                       one episode per file
+`.parquet`                            one row per episode; only written as a whole
 
-All formats hold the same episodes, bit for bit, and reading applies the same rules to all.
+All formats hold the same episodes, bit for bit, and the same rules apply to reading them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 
 def detect_suffix(path: Path) -> str:
     """Return the suffix that determines a file's format, such as `.jsonl.gz`; the file need not exist. Raises
-    `RecordError` if the name has no supported suffix, or is a folder.
+    `RecordError` if the name has no supported suffix, as for a folder.
     """
     for suffix in _READ:
         if path.name.endswith(suffix):
@@ -48,10 +49,10 @@ def detect_suffix(path: Path) -> str:
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode. A
-    missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are also yielded
-    as errors, never raised; the next files are still read. `wanted` holds indices over all files: only these episodes
-    are read, None = all; for a Parquet file the whole row group of each is yielded.
+    """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
+    Errors are never raised: one is also yielded for a missing, damaged or unsupported file, and for an id that a policy
+    already has in any of the files. `wanted` holds the indices of the episodes to read, counted over all files; None =
+    all. If a row group of a Parquet file has a wanted episode, all its episodes are yielded.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}
@@ -70,7 +71,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of a batch that are not in `seen`, to which they are added, and errors for the others."""
+    """Yield the episodes with keys that are not in `seen`, and an error for each other one; adds the keys to `seen`."""
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
@@ -112,9 +113,9 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append_episodes(path: Path, batch: Batch) -> None:
-    """Append all episodes of a batch to an archive file, in order, or none of them; create a missing file. Only
-    `.jsonl` formats can be appended to. Ids are not compared with those in the file. Raises `RecordError` if the format
-    cannot be appended to or is unknown, and `FileError` if the file cannot be written.
+    """Append all episodes of a batch to an archive file, in order, or none of them; a missing file is created. Only
+    `.jsonl` formats support this. The ids are not compared with the ids in the file. Raises `RecordError` if the format
+    is unknown or does not support appending, and `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
@@ -124,14 +125,14 @@ def append_episodes(path: Path, batch: Batch) -> None:
 
 
 def write_archive(path: Path, batch: Batch) -> None:
-    """Write all episodes of a batch to one archive file. Raises as `write_batches` does."""
+    """Write all episodes of a batch to one archive file. Raises the same errors as `write_batches`."""
     write_batches(path, [batch])
 
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches to one archive file, as a whole or not at all; replace an existing file. Raises
-    `RecordError` if the format is unknown, holds a single episode but there are several, or an id is repeated, and
-    `FileError` if the file cannot be written.
+    """Write the episodes of batches to one archive file, all or none; an existing file is replaced. Raises
+    `RecordError` if the format is unknown, if it holds one episode and there are several, or if an id is repeated.
+    Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)

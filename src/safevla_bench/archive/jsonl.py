@@ -1,8 +1,8 @@
 """JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
 
-Each episode is a separate compressed member, so that a file can be appended to, and a crash only cuts off the last
-episode. A member is used only after its checksum was read; data after damage is not read. The compressed bytes contain
-no time and no name.
+Each episode is a separate compressed member. So episodes can be appended to a file, and a crash damages only the last
+one. A member is decoded only after its checksum was verified; the data after a damaged member are not read. The
+compressed bytes contain neither a time nor a file name.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # one episode on any number of lines; read, never appended to
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-MAX_BLANK_LINES = 1 << 20  # empty lines cost time but no memory: a small compressed file may hold any number of them
+MAX_BLANK_LINES = 1 << 20  # limits the time for a small compressed file with a huge number of empty lines
 _REMEDY = "Check that this is an archive with one episode per line."
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, each a batch of one, or the error of its line. Skips blank lines and
-    episodes that are not selected. Raises `OSError` if the file cannot be read; `DamageError` if a compressed member is
-    damaged, or too many lines are bad or blank; the rest is not read.
+    """Yield the episodes of one file in order: each line gives a batch of one episode, or the line's error. Blank lines
+    and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises `DamageError` if
+    a compressed member is damaged or too many lines are bad or blank; the rest of the file is then not read.
     """
     bad = blank = 0
     try:
@@ -69,7 +69,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
 
 
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
-    """Return the bytes that append one episode to a file of that suffix: a line, compressed separately."""
+    """Return the bytes that append one episode to a file with this suffix: one line, compressed separately."""
     line = encode_json(batch, index)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
@@ -101,15 +101,16 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         yield from _read_members(stream, *compression)
 
 
-# zlib expands one byte to at most 1032 bytes, zstd a block of 4 bytes to 128 KiB.
-_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # bytes to read at a time; a member's decompressor
+# The pieces are small because zlib can expand a byte to 1032 bytes, and zstd 4 bytes to 128 KiB.
+_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # bytes per read, decompressor of a member
     ".gz": (1 << 13, lambda: zlib.decompressobj(wbits=31)),
     ".zst": (1 << 8, lambda: zstandard.ZstdDecompressor().decompressobj()),
 }
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding."""
+    """Yield the pieces of each gzip member or zstd frame once its checksum is verified; ignore zeros at the file's end.
+    """
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
         member, pieces = new_member(), list[bytes]()
@@ -127,12 +128,12 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
         rest = rest or stream.read(size)
 
 
-# Conversion of one episode to JSON text and back, without a change of any bit
+# Lossless conversion of one episode to JSON text and back
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
     """Return one episode of a batch as a line of JSON in UTF-8, with its newline. Header fields that are None are
-    omitted, except `target_object`, which is null then.
+    omitted, except `target_object`, which is written as null.
     """
     recording = to_recording(batch, index)
     header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
@@ -155,7 +156,7 @@ def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value per record) for each recorded family, actions last; record 0 has no action: UNSET."""
+    """Yield (name, one value per record) for each recorded family, actions last; the action of record 0 is UNSET."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
     yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))
@@ -196,8 +197,8 @@ _MEASURED = ("force_n", channels.NET_FORCE, "impulse_ns", channels.NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
-    """Parse one episode, a batch of one, from its JSON text. Raises `RecordError` naming episode, step, field and
-    remedy; the caller adds file and line.
+    """Parse the JSON text of one episode to a batch of one. Raises `RecordError` that names the episode, the step, the
+    field and the remedy; the caller adds file and line.
     """
     tree = record_schema.parse_json(line)
     try:
@@ -250,7 +251,7 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
-    """Return the rows of a channel; for one per action, None for a single record, or if no step has the field."""
+    """Return the rows of a channel; None for a channel with one row per action if there is no action."""
     first = int(spec.is_per_action)
     if first and getattr(steps[0], spec.name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."

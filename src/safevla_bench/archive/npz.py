@@ -1,4 +1,4 @@
-"""NumPy archives (`.npz`): one episode per file in the format of `safevla_recorder.episode`, read without trust."""
+"""NumPy archives (`.npz`): one episode per file in the format of `safevla_recorder.episode`, which is not trusted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 
 
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
+    """Yield the episode of one file as a batch of one, or its `RecordError`; nothing if the episode is not selected.
     Raises `OSError` if the file cannot be opened.
     """
     if not selection.next_wanted():
@@ -57,7 +57,7 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
 
 
 def decode_npz(content: bytes) -> Batch:
-    """Decode the bytes of an `.npz` file to the episode, a batch of one. Raises `DamageError` if the bytes are damaged,
+    """Decode the bytes of an `.npz` file to a batch of one episode. Raises `DamageError` if the bytes are damaged,
     `RecordError` if the episode is invalid.
     """
     return _read_stream(io.BytesIO(content))
@@ -73,7 +73,7 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
-"""Errors of zipfile for a damaged file; OSError if it seeks outside the file."""
+"""Errors that zipfile raises for a damaged file; `OSError` if the file makes it seek beyond its end."""
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -101,13 +101,13 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
 
 
 def decode_array(content: bytes) -> NDArray[Any] | None:
-    """Return the array in the bytes of a `.npy` file of version 1.0, which it shares, read-only. None if they are not
-    such a file, contain objects, or have the wrong length for the array.
+    """Return the array in the bytes of a `.npy` file of version 1.0, read-only and without a copy. Return None if the
+    bytes are not such a file, contain objects, or have the wrong length for the array.
     """
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
-        with warnings.catch_warnings(action="ignore"):  # of headers that only Python 2 wrote
+        with warnings.catch_warnings(action="ignore"):  # warnings about headers that only Python 2 wrote
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
         array = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
     except _BAD_HEADER:
@@ -116,7 +116,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
 
 
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
-"""Errors of NumPy's reader for a malformed header, which it evaluates as a literal, or else tokenizes."""
+"""Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes."""
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:

@@ -1,7 +1,7 @@
-"""Parquet archives (`.parquet`): one row per episode, nested lists, zstd; columns as in `parquet_rows`.
+"""Parquet archives (`.parquet`): one row per episode, with nested lists; the columns are those of `parquet_rows`.
 
-Row groups hold few episodes and are read one at a time, so that an archive of any size can be streamed. Pages have
-checksums. Same episodes and same version of pyarrow, same bytes.
+A row group holds few episodes and is read as a unit, so that archives of any size can be streamed. The data are
+compressed with zstd, and pages have checksums. The same episodes always give the same bytes with one pyarrow version.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-speci
 
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches as a `.parquet` file into a stream open for reading and writing at its beginning.
-    Memory holds only one row group. The file is rewritten if a later episode needs a column of a rare channel.
+    """Write the episodes of batches as a `.parquet` file into an empty stream open for reading and writing. Memory
+    holds one row group at a time. The file is rewritten if an episode has a rare channel without a column.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -106,10 +106,10 @@ def count_rows(path: Path) -> list[int]:
 
 
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, one batch per row group; row by row if a group is invalid. Groups
-    without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its error,
-    whose `line` counts rows from 1. A damaged group is a `DamageError` that counts its episodes, a damaged file a
-    single one; only a file that cannot be opened raises, with `OSError`.
+    """Yield the episodes of one file in order, one batch per row group, or one batch per row if a row of the group is
+    invalid. A group with a selected episode is yielded whole; groups without one are not read. An invalid row is
+    yielded as an error whose `line` is the row's number, from 1. A damaged group is yielded as one `DamageError` that
+    counts its episodes, and a damaged file as one without a count. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
     open_input(path).close()
@@ -140,7 +140,7 @@ def _describe_damage(error: Exception) -> str:
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
-    """Yield the results of the calls, in order; each is computed in a thread while the previous one is used."""
+    """Yield the results of the calls, in order; a thread computes the next one while the current one is in use."""
     with ThreadPoolExecutor(1) as thread:
         waiting: deque[Future[T]] = deque()
         for call in calls:

@@ -1,7 +1,7 @@
 """Readers of Parquet files of unknown origin.
 
-They run within `limit_memory`, since a few bytes of a page may encode any number of values. Statistics are never read:
-`metadata.row_group(0).column(0)` aborts the process if statistics contradict themselves.
+Callers use `limit_memory`, since a few bytes of a page may encode any number of values. Column statistics are never
+read: `metadata.row_group(0).column(0)` aborts the process if they contradict each other.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 
-MAX_TABLE_BYTES = 1 << 27  # for a table that is read whole, such as episodes.parquet: about 400,000 episodes
+MAX_TABLE_BYTES = 1 << 27  # size of a table that is read whole, such as episodes.parquet with about 400,000 episodes
 BATCH_ROWS = 1 << 16
 
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[int]]]:
-    """Open a file, with the number of rows of each row group. Raises as pyarrow does."""
+    """Open a file, and count the rows of each row group. Raises the errors of pyarrow."""
     open_input(path).close()
-    # with a path, pyarrow opens the file itself: its threads that call Python abort the process at its end
+    # pyarrow opens the file: if its threads read a Python file object, they abort the process when it exits
     with pa.OSFile(os.fsencode(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
         yield file, [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
 
 def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, at most `BATCH_ROWS` at a time. Raises `RecordError` if the file is damaged or lacks a
-    column; and as pyarrow does.
+    column, and the errors of pyarrow.
     """
     with _translated_names(), open_parquet(path) as (file, groups):
         if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
@@ -43,8 +43,8 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
 
 
 def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
-    """Return the table in a Parquet file's bytes. Raises `RecordError` if it needs more than `most_bytes`, and as
-    pyarrow does. It is read in this thread: pyarrow threads that still hold Python bytes abort the process at its end.
+    """Return the table in a Parquet file's bytes. Raises `RecordError` if it needs more than `most_bytes`, and
+    pyarrow's errors. Uses this thread only: pyarrow threads that hold Python bytes at exit abort the process.
     """
     options = {"pre_buffer": False, "page_checksum_verification": True}
     with _translated_names(), pq.ParquetFile(pa.BufferReader(content), **options) as file:

@@ -1,11 +1,12 @@
-"""The columns of the Parquet format: conversion of batches to and from Arrow tables, one row per episode, vectorised.
+"""The columns of the Parquet format: vectorized conversion of batches to and from Arrow tables with one row per
+episode.
 
-Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
-`records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
-`bodies`, counted from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists.
-Grips of several arms are one list, record after record, the arms in their order. Named texts are lists of pairs,
-`key` and `value`, in older files maps. `extra` holds host-specific fields as JSON.
-Columns of rare channels are in a file only where an episode has them.
+Columns have the names, types and units of the record's fields: the header's fields, `bodies` (name and role), `records`
+(the number of records), and the channels as nested lists over the steps. Null = not recorded. Other columns refer to
+bodies by index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows.
+The grips of several arms are one list: record after record, each with the arms in order. Maps of texts are lists of
+pairs, `key` and `value`; in older files, Arrow maps. `extra` holds host-specific fields as JSON. A file has a rare
+channel's column only if one of its episodes has the channel.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ def _channel_field(spec: channels.ChannelSpec) -> pa.Field:
 
 
 def list_pairs(value: pa.DataType) -> pa.DataType:
-    """Return the type of a column of named values: a list of pairs, as Hugging Face's datasets read no maps."""
+    """Return the type of a column of named values: a list of pairs, since Hugging Face's datasets do not read maps."""
     return pa.list_(pa.struct([("key", pa.string()), ("value", value)]))
 
 
 def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return named values in the form that a column of `list_pairs` takes."""
+    """Return a mapping in the form of the values of a `list_pairs` column."""
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
@@ -71,9 +72,9 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "arm_joints": pa.list_(pa.int64()),
 }
 GEOMETRY = "geometry"
-"""The header's field that is rare but the same in many episodes: a file stores each text once in a row group."""
+"""Rare header field whose text is the same in many episodes: a row group stores each distinct text once."""
 RARE_FIELDS = (GEOMETRY, "arms", "arm_joints", "arm_bodies")
-"""The header's fields whose columns a file has only if one of its episodes has the field."""
+"""Header fields that have a column in a file only if one of its episodes has the field."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -89,9 +90,9 @@ SCHEMA = pa.schema(
     ]
 )
 FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
-"""Older types of columns of `SCHEMA`, which can still be read."""
+"""Column name -> the type in older files, which can still be read."""
 _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
-"""The channels whose columns a file has only if one of its episodes has the channel."""
+"""Channels that have a column in a file only if one of its episodes has the channel."""
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
@@ -110,8 +111,8 @@ def table_schema(rare: frozenset[str]) -> pa.Schema:
 
 
 def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
-    """Return all episodes of a batch as a table, one row each, with the columns of `schema`. Without a schema, columns
-    of rare channels are included only if an episode has the channel.
+    """Return all episodes of a batch as a table, one row each, with the columns of `schema`. Without a schema, the
+    table has the column of a rare channel only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
     bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
@@ -151,7 +152,7 @@ def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Arr
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
-    if spec.is_scalar:  # of several arms one after the other
+    if spec.is_scalar:  # one number per arm
         return _list_array(_to_arrow(channel.values, spec), rows * np.maximum(channel.width, 0), channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
     return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
@@ -196,7 +197,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     return nested
 
 
-# Decoding of all rows of a group at once. The error is that of the first invalid row: its place holds for one row
+# Decoding of all rows of a group at once. The error is that of the first invalid row, without the row's number.
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
@@ -205,8 +206,8 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def decode_rows(rows: pa.RecordBatch) -> Batch:
-    """Decode rows, whose columns are some of `SCHEMA`, to one batch. Raises `RecordError` if a row is invalid; its
-    place names the step and field if the row is the only one.
+    """Decode rows, whose columns are a subset of `SCHEMA`, to one batch. Raises `RecordError` if a row is invalid; its
+    place names the step and field correctly only if there is a single row.
     """
     try:
         batch = _build_batch(_Columns(rows))
@@ -217,7 +218,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """Columns of some rows; outlines, numbers of records, bodies and arms of their episodes, [E]; offsets [E+1]."""
+    """The columns of E rows, and per episode: outline, counts of records, bodies and arms, [E]; body offsets, [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -229,7 +230,9 @@ class _Columns:
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the items of a column's lists, their number in each row, [E], and whether the list is present, [E]."""
+        """Return the items of a column's lists (one per row), the length of each list, [E], and whether it is present,
+        [E].
+        """
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
@@ -241,14 +244,14 @@ def _has_values(rows: pa.RecordBatch, name: str) -> bool:
     return name not in _OPTIONAL or rows.column(name).null_count < rows.num_rows
 
 
-_OPTIONAL = {*HEADER.names} - {"target_object"}  # columns whose nulls are fields that the outline lacks
+_OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means that the field is absent
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     for name in _TEXT_MAPS:
         if name in fields:
-            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # a former map has tuples
+            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # tuples in older files
             pairs = [((pair or {}).get("key"), (pair or {}).get("value")) for pair in structs]
             fields[name] = _unique_pairs(pairs if structs else fields[name], name)
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
@@ -290,7 +293,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
-    """Return a channel of all episodes, given the number of `bodies` in each row, [E]; Booleans become 0.0 and 1.0."""
+    """Return a channel of all episodes; each row has the values of `bodies` bodies, [E]. Booleans become 0.0 or 1.0."""
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
@@ -315,7 +318,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the length of all lists of each episode, [E], given their number of `items`; of a row if it has none."""
+    """Return the length of each episode's `items` lists, which must be equal, [E]; the usual one if it has no lists."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
@@ -365,7 +368,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
 
 
 def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArray[np.float64]:
-    """Return a number of each contact, NaN for episodes without; `touching` counts the contacts of a record."""
+    """Return a number per contact, NaN in episodes without the column; `touching` counts each record's contacts."""
     steps, counts, present = columns.lists(name)
     recorded, has_steps = np.repeat(present, columns.records), (counts[present] == columns.records[present]).all()
     if not has_steps or not np.array_equal(_list_lengths(_require_no_nulls(steps, name)), touching[recorded]):
@@ -405,7 +408,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
-    # Not `fill_null`: it makes a scalar, for which pyarrow imports all of pandas, within the limit on memory.
+    # Not `fill_null`: pyarrow imports all of pandas for its scalar, which counts against the memory limit.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if not values.null_count else np.where(np.isnan(array), value, array)
 

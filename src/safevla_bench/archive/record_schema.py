@@ -1,9 +1,9 @@
 """The portable format of one episode: JSON as in the paper's Appendix B. `Trajectory` is its schema.
 
-A step may omit a family (`contacts` absent = no instrumentation, `[]` = no contact), but a family is in every step or
-in none, and the bodies of a pose family are the same in every step. Fields beyond the schema are kept and ignored.
+A family is a field of a step, such as `contacts`. It must be in every step or in none; absent means not measured, and
+`[]` means no contact. The bodies of a pose family are the same in every step. Further fields are kept and ignored.
 
-This module also has what every reader needs: bounds, the selection of episodes, strict JSON, and checks of shapes.
+This module also has what every reader needs: limits, the selection of episodes, strict JSON, and checks of shapes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: the norm of the pair's largest contact force, of its net force, and their impulses."""
+    """Two bodies in contact: norm and impulse of their largest contact force, and of their net force."""
 
     a: str
     b: str
@@ -44,7 +44,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
-"""Type of a row of numbers, by its length; 0 = any length."""
+"""JSON type of a row of numbers, by the row's length; 0 = any length."""
 _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
 
 
@@ -88,16 +88,16 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ArmsTrajectory(Trajectory, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode of a robot with several `arms`, as `Trajectory`."""
+    """One episode of a robot with several `arms`; otherwise as `Trajectory`."""
 
     steps: Annotated[list[ArmsStep], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000  # records of one episode, in formats that state their number; fourteen hours at 20 Hz
+MAX_RECORDS = 1_000_000  # limit on an episode's records in formats that state their number: 14 hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of an episode that precedes its arrays: the header, the bodies, the number of records."""
+    """The part of an episode that formats store apart from its arrays: header, bodies and number of records."""
 
     body_roles: dict[str, Role]
     records: Annotated[int, Meta(ge=1, le=MAX_RECORDS)]
@@ -124,32 +124,32 @@ REMEDY_LARGE = (
 
 
 def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    """Raise the `RecordError` for a field, and step, of an episode."""
+    """Raise a `RecordError` whose place is this field and step of an episode."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 class Budget:
-    """A joint limit on all parts of an input: `most` of `what`, such as numbers."""
+    """A limit on the total over all parts of an input: at most `most` items, which `what` names, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
-        """Count a part. Raises `RecordError` if all parts so far exceed `most`."""
+        """Add the size of a part to the total. Raises `RecordError` if the total exceeds the limit."""
         self._left -= amount
         if self._left < 0:
             raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
 
 
 class EpisodeSelection:
-    """Counts episodes while they are read, and selects all of them or those with wanted indices."""
+    """Counts episodes while they are read, and selects those at the indices `wanted`; None = all."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._place = 0
 
     def next_wanted(self, count: int = 1) -> list[int]:
-        """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all of them."""
+        """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past these episodes."""
         first, self._place = self._place, self._place + count
         if self._wanted is None:
             return list(range(count))
@@ -165,7 +165,7 @@ _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, thei
 
 def parse_json(line: bytes) -> dict[str, object]:
     """Parse a JSON object in UTF-8; NaN and infinity become floats, which later checks reject. Raises `RecordError`,
-    naming the episode if its id is found, also for errors that Python's reader accepts: repeated keys, lone surrogates.
+    also for repeated keys and lone surrogates, which Python accepts; it names the episode if its id is found.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -186,7 +186,7 @@ def parse_json(line: bytes) -> dict[str, object]:
         refuse(f"malformed JSON, at its line {error.lineno}, column {error.colno}: {error.msg}")
     except RecursionError:
         refuse("the JSON is nested too deeply")
-    except ValueError as error:  # an integer of more digits than Python converts
+    except ValueError as error:  # an integer with more digits than Python converts
         refuse(f"malformed JSON: {error}")
     if not isinstance(tree, dict):
         refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
@@ -201,7 +201,7 @@ def _guess_episode_id(line: bytes) -> str | None:
 
 
 def find_episode_id(tree: Mapping[str, object]) -> str | None:
-    """Return the episode id of a tree, control characters escaped; None if it is absent or not a string."""
+    """Return the episode id in a parsed record, control characters escaped; None if it is absent or not a string."""
     name = tree.get("episode_id")
     return escape_controls(name) if isinstance(name, str) else None
 
@@ -211,7 +211,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        # Its path, such as `$.steps[3].body_pos_m[...][1]`, does not name the body.
+        # The path in the message, such as `$.steps[3].body_pos_m[...][1]`, does not name the body.
         problem, _, text = str(error).partition(" - at `")
     path = re.findall(r"\w+", text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
@@ -220,11 +220,11 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     raise RecordError(problem, remedy=_REMEDY_TYPE, place=Place(step=step, field=field or None))
 
 
-# Host-specific fields: all those that are not in the schema, kept unchanged and ignored by scoring, by level:
-# {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, contacts counted through the episode.
+# Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring. They
+# are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}; contact numbers run over the episode.
 
 
-MAX_DEPTH = 64  # maximum nesting depth; a fixed number, so that everything that was read can be written
+MAX_DEPTH = 64  # maximum nesting depth; the same for reading and writing, so that all that was read can be written
 _SCHEMA = {
     "header": frozenset(Trajectory.__struct_fields__),
     "steps": frozenset(Step.__struct_fields__),
@@ -234,7 +234,7 @@ _SCHEMA = {
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     """Return the host-specific fields of an episode whose types were checked, grouped by level; {} if there are none.
-    Raises `RecordError` if a number is not finite, or if they nest too deeply.
+    Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -269,9 +269,9 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
-    """Parse the host-specific fields of an episode with `records` records and `contacts` contacts; empty levels are
-    left out. Raises `RecordError` if the text is not strict JSON, or the fields are not grouped by level and number,
-    name a field of the schema, or cannot be written again.
+    """Parse the host-specific fields of an episode with this many records and contacts; empty levels are left out.
+    Raises `RecordError` if the text is not strict JSON, if the fields are not grouped by level and number, if one has
+    the name of a schema field, or if they could not be written again.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "holds header, steps and contacts only")
@@ -298,15 +298,15 @@ def _check_rule(holds: bool, rule: str) -> None:
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
 
-# The arrays of a foreign episode
+# Checks of the arrays of an episode from outside
 
 
 _REMEDY = "Write each family once per record, with bodies as indices in body_roles, from 0."
 
 
 def check_shapes(recording: EpisodeArrays) -> None:
-    """Raise `RecordError` naming episode and field if shapes or indices of the arrays are inconsistent. Nothing may be
-    computed from the arrays before. `trajectory.validate` checks the values afterwards.
+    """Raise `RecordError` that names episode and field if shapes or indices of the arrays are inconsistent. Call this
+    before any computation with the arrays; `trajectory.single_episode.validate` then checks the values.
     """
     named: Any = recording.header.get("arms")
     try:
@@ -326,7 +326,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
 
 def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0, arms: int = 1) -> None:
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
-    number of bodies in each row of a pose channel, `arms` that of the robot's arms.
+    number of bodies in each row of a pose channel, and `arms` the number of the robot's arms.
     """
     sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
     expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
@@ -348,7 +348,7 @@ def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
 
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
-    """Raise `RecordError` for the first index below `low`, or not below `end` (one for all, or one each)."""
+    """Raise `RecordError` for the first index that is below `low`, or not below `end` (a number, or one per index)."""
     bad = np.flatnonzero((places < low) | (places >= end))
     if len(bad):
         highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
