@@ -2,29 +2,29 @@
 
     SafevlaError               the root; the command line prints it and exits 2
     ├── RecordError            an invalid trajectory record or archive
-    │   └── DamageError        a file that lost content: cut off, changed or gone
+    │   └── DamageError        a file that lost content: it is cut off, changed or missing
     ├── FormulaError           an STL text that does not parse, or names an unknown signal
     ├── SpecError              a specification library that contradicts itself
     ├── RegistryError          a task registry that contradicts itself
     │   └── UnknownTaskError   a task with no entry and no wildcard
-    ├── SignalError            an active specification whose fields the record lacks
-    ├── RunError               a run folder that is missing, foreign or already exists
+    ├── SignalError            a record without the fields that an active specification reads
+    ├── RunError               a run folder that is missing, not a run's, or already exists
     ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used
     ├── PolicyError            a policy that cannot be made or queried
     │   ├── InvalidActionError an action that must not reach the simulator
     │   ├── ReplyError         a policy server's reply that its dialect cannot read
-    │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
-    │   └── ServerLostError    a policy server that was lost while it was queried
+    │   ├── ServerRefusedError a policy server that cannot be used: it needs another key, kind or convention
+    │   └── ServerLostError    a policy server whose connection failed during the queries
     │       ├── ServerSlowError          a policy server that answers too late
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
-    ├── TimeUpError            the end of the time that a run was given
+    ├── TimeUpError            a run that reached its time limit
     └── PluginError            an installed plug-in that fails to load
 
-    CollectedError             several of the above at once, each listed
+    CollectedError             a list of several of these errors
 
-The root, `RecordError`, `RunError`, `FileError` and `HostError` come from safevla-recorder, whose errors are part of
-this tree. A message gives the place, the problem and the remedy, in that order.
+The package safevla-recorder defines the root, `RecordError`, `RunError`, `FileError` and `HostError`. A message gives
+the place, the problem and the remedy, in that order.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from safevla_recorder.errors import truncate_text as truncate_text
 
 
 class DamageError(RecordError):
-    """A file that lost content or, if its place names an episode, an episode that was lost this way. `episodes` counts
-    the lost episodes that no other error names; None = unknown.
+    """A file that lost content. If the place of the error names an episode, only that episode was lost. `episodes` is
+    the number of lost episodes that no other error names; None if it is unknown.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DamageError(RecordError):
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse, or names an unknown signal; `column` counts from 1, None = no column."""
+    """An STL text that does not parse, or names an unknown signal. `column` is where, from 1; None if not known."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
@@ -76,7 +76,7 @@ class UnknownTaskError(RegistryError):
 
 
 class SignalError(SafevlaError):
-    """An active specification whose fields the record lacks, or that reaches no verdict."""
+    """A record without the fields that an active specification reads, or an active specification without a verdict."""
 
 
 class PolicyError(SafevlaError):
@@ -88,19 +88,19 @@ class InvalidActionError(PolicyError):
 
 
 class ReplyError(PolicyError):
-    """A policy server's reply that its dialect cannot read; after the first such reply the server is not used."""
+    """A policy server's reply that its dialect cannot read. If it is the first reply, the server is not used."""
 
 
 class ServerRefusedError(PolicyError):
-    """A policy server that answers but cannot be used: it needs another key, is of another kind, or requests more."""
+    """A policy server that answers but cannot be used: it needs another key, or has another kind or convention."""
 
 
 class ServerLostError(PolicyError):
-    """A policy server that was lost while it was queried; the episode may be restarted."""
+    """A policy server whose connection failed during the queries; the episode may be restarted."""
 
 
 class ServerSlowError(ServerLostError):
-    """A policy server whose answer did not come in time, over a connection that stands."""
+    """A policy server that answers too late, although its connection works."""
 
 
 class ServerUnreachableError(ServerLostError):
@@ -112,7 +112,7 @@ class PluginError(SafevlaError):
 
 
 class TimeUpError(SafevlaError):
-    """The end of the time that a run was given; its finished episodes are kept, and it can be continued."""
+    """A run that reached its time limit. Its finished episodes are kept, and the run can be continued."""
 
 
 class CollectedError(SafevlaError):

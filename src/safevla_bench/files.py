@@ -26,16 +26,16 @@ MAX_DOCUMENT_BYTES = 1 << 26  # for a document that is read whole, such as run.j
 
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
-    """Open a regular file for reading; refuse anything else (a pipe, a device, a folder) without opening it, and with
-    `within` also a file outside of that folder, such as through a link. Raises `OSError` if there is no such file, it
-    may not be read, or it is refused, and `RecordError` for a Git LFS pointer, which a clone without LFS has instead of
-    the file.
+    """Open a regular file for reading. Refuses a pipe, a device or a folder without opening it. If `within` is given,
+    it also refuses a file outside of that folder, for example through a link. Raises `OSError` if the file is missing,
+    not readable or refused. Raises `RecordError` for a Git LFS pointer, which a clone without LFS has instead of the
+    file.
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
-    _require_regular(os.fstat(stream.fileno()), path)  # the opened file may be another one by now
+    _require_regular(os.fstat(stream.fileno()), path)  # the file may have been replaced before it was opened
     if stream.peek(len(_POINTER)).startswith(_POINTER):
         stream.close()
         remedy = "Fetch the content: git lfs pull, or download the file itself."
@@ -54,7 +54,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
-    """Return the bytes of a regular file, opened by `open_input`. Raises `OSError`, also for more than `most_bytes`."""
+    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` above `most_bytes` bytes."""
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -62,14 +62,14 @@ def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | 
 
 
 def decode_input(path: Path, decode: Callable[[bytes], T], most_bytes: int = MAX_DOCUMENT_BYTES) -> T:
-    """Return `decode(bytes of the file)` within `limit_memory`. Raises as these and `read_input` do."""
+    """Read and decode a file within `limit_memory`. Raises the errors of `read_input`, `limit_memory` and `decode`."""
     with limit_memory(path):
         return decode(read_input(path, most_bytes))
 
 
 def decode_json(text: bytes | str, kind: type[T]) -> T:
-    """Parse a foreign JSON text. Raises msgspec's errors, and `ValueError` for a text whose values could exhaust
-    memory: msgspec 0.22.0 ends the process if a string cannot be allocated.
+    """Parse a JSON text from an untrusted source. Raises msgspec's errors, and `ValueError` if the values of the text
+    could exhaust memory, because msgspec 0.22.0 ends the process if it cannot allocate a string.
     """
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)
@@ -77,7 +77,7 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
     return msgspec.json.decode(text, type=kind)
 
 
-_LARGEST_GROWTH = 30  # bytes of memory per byte of JSON: an empty object needs 88 for three
+_LARGEST_GROWTH = 30  # bytes of memory per byte of JSON: the 3 bytes of `{},` need 88
 
 
 def read_shipped(package: str, name: str, kind: type[T]) -> T:
@@ -104,7 +104,7 @@ def list_shipped(package: str) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str:
-    """Return a regular file's text in UTF-8. Raises as `read_input` does, and `UnicodeDecodeError`."""
+    """Return a regular file's UTF-8 text. Raises the errors of `read_input`, and `UnicodeDecodeError`."""
     return read_input(path).decode("utf-8")
 
 
@@ -115,8 +115,8 @@ _MOST_PARTS = 16
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a foreign TOML text. Raises `ValueError`, or `RecursionError`, for invalid TOML, and for keys with more
-    than 16 parts, since the time and memory of `tomllib` grow with the square of that number.
+    """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
+    `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of that number.
     """
     for key in _KEY.finditer(text) if text.count(".") >= _MOST_PARTS else ():
         if (key["key"] or "").count(".") >= _MOST_PARTS and len(re.findall(_NAME, key["key"])) > _MOST_PARTS:
@@ -126,16 +126,16 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file, text as UTF-8, with `open_atomically`; an existing file is replaced."""
+    """Write a file with `open_atomically`, with text encoded as UTF-8. Replaces an existing file."""
     with open_atomically(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream to a hidden file next to the target, which it replaces after the block, once it is on disk. A
-    reader sees the old file or the new one, never a part. A device or a pipe is written directly. Raises `FileError` if
-    the target cannot be written, or the block raised an `OSError`; an existing file is then unchanged.
+    """Yield a stream to a hidden file next to the target. After the block, once the hidden file is on disk, it replaces
+    the target, so that readers see the old or the new file, never a part. A device or a pipe is written directly.
+    Raises `FileError`, with an existing file unchanged, if writing fails or the block raises an `OSError`.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -149,10 +149,10 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
-    """Write files into a folder so that files of two writings never exist at the same time. All are on disk before any
-    is renamed into place. Then the older ones are removed except `chief`, which is replaced, and the others follow: at
-    any instant `chief` is the old or the new one, and no other contradicts it. Raises `FileError` if one cannot be
-    written, with existing files unchanged, or cannot be renamed, when others may be missing.
+    """Write files into a folder so that old and new files never exist together. First all new files are written to disk
+    under temporary names. Then the old files except `chief` are removed, the new `chief` replaces the old one, and the
+    other new files are renamed into place. So `chief` always exists, and no other file contradicts it. Raises
+    `FileError` if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
     """
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}
@@ -172,7 +172,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    path.unlink(missing_ok=True)  # left by a process that died and had our number, or a link that leads elsewhere
+    path.unlink(missing_ok=True)  # left by a dead process that had the same process id, or a link to another place
     with path.open("x+b") as stream:
         yield stream
         stream.flush()
@@ -190,17 +190,17 @@ def _temporary_path(path: Path) -> Iterator[Path]:
 
 
 def is_leftover(path: Path) -> bool:
-    """Return whether a path has the name of a file left by a killed write: hidden, ending in `.partial`."""
+    """Return whether a file was left by an interrupted write: its name is hidden and ends in `.partial`."""
     return path.name.startswith(".") and path.name.endswith(_BEGUN)
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file, or make it; raise `FileError`, and restore its length, if it cannot be written completely."""
+    """Append to a file, which is created if missing. On failure, restore its length and raise `FileError`."""
     with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         try:
             write_all(stream.fileno(), content)
-        except BaseException:  # also for Ctrl-C: no partial data stays
+        except BaseException:  # Ctrl-C, too, must leave no partial data
             os.ftruncate(stream.fileno(), size)
             raise
 
@@ -213,7 +213,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def own_path(folder: Path, *names: str) -> Path:
-    """Return an output's path in a foreign folder; raise `FileError` for a device, a pipe or a link that leads out."""
+    """Return an output's path in a folder. Raises `FileError` for a device, a pipe, or a link out of the folder."""
     path = folder.joinpath(*names)
     with translated_errors(path):
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -224,14 +224,14 @@ def own_path(folder: Path, *names: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; an existing one is unchanged. Raises `FileError` if the system refuses."""
+    """Make a folder and its parents; an existing folder stays unchanged. Raises `FileError` if this fails."""
     with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def translated_errors(path: Path) -> Iterator[None]:
-    """Raise `FileError` naming the path for any `OSError` in the block; other errors propagate."""
+    """Convert any `OSError` in the block to a `FileError` that names the path; other errors propagate."""
     try:
         yield
     except OSError as error:

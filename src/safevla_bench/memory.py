@@ -1,8 +1,8 @@
-"""The limit on memory while foreign files are read, which the operating system enforces.
+"""The memory limit while untrusted files are read; the operating system enforces it.
 
-In every format a few bytes can expand to gigabytes, and a file's own sizes are not reliable. So each reader runs within
-`limit_memory`, which lowers the process's soft limit RLIMIT_DATA for that time; an allocation beyond it fails, and
-becomes an error about the file.
+In every format a few bytes can expand to gigabytes, and the sizes that a file states are not reliable. So each reader
+runs within `limit_memory`, which lowers the process's soft limit RLIMIT_DATA during the block. An allocation beyond the
+limit fails, and `limit_memory` raises an error about the file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TypeVar
 from safevla_bench.errors import DamageError, Place, SafevlaError
 
 T = TypeVar("T")
-SETTING = "SAFEVLA_MEMORY_GIB"  # GiB of memory that reading may use in addition; unset = `DEFAULT_GIB`
+SETTING = "SAFEVLA_MEMORY_GIB"  # environment variable: additional memory for reading [GiB]; default `DEFAULT_GIB`
 DEFAULT_GIB = 4.0
 _STATM = "/proc/self/statm"
 
 
 def read_budget() -> int:
-    """Return the memory that reading may use, in bytes. Raises `SafevlaError` unless the setting is a number > 0."""
+    """Return the memory that reading may use [bytes]. Raises `SafevlaError` if the setting is not a number above 0."""
     text = os.environ.get(SETTING, "")
     try:
         gib = float(text or DEFAULT_GIB)
@@ -43,7 +43,7 @@ def is_enforced() -> bool:
 
 
 class _DataLimit:
-    """The soft limit of this process, lowered while at least one thread is reading."""
+    """The soft memory limit of this process, which is lowered while at least one thread is reading."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,8 +74,8 @@ class _DataLimit:
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
-        # The limit counts address space. Allocators reserve more than they use (pyarrow: 1 GiB), and a file could use
-        # that reserve: so the limit is based on resident memory, unless the process has reserved very much.
+        # The limit counts address space. Allocators reserve more than they use (pyarrow: 1 GiB), and reading could use
+        # the reserve. So the limit is based on resident memory, unless the process has reserved very much.
         limit = max(resident - shared + budget, data + budget // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(bound != resource.RLIM_INFINITY and bound <= limit for bound in (soft, hard)):
@@ -88,9 +88,9 @@ _LIMIT = _DataLimit()
 
 @contextmanager
 def limit_memory(file: object) -> Iterator[None]:
-    """Limit the allocations of this process in the block, which reads a foreign file, to its current size plus a
-    budget. Blocks may be nested and run in several threads: the first sets the limit and the last lifts it. Do not
-    yield to a caller inside one; use `limit_each`. Raises `DamageError`, which names the file, if memory runs out.
+    """Limit this process's memory to its current size plus `read_budget` while the block reads an untrusted file.
+    Blocks may be nested and run in several threads: the first sets the limit, the last restores the former one. Do not
+    yield inside a block; use `limit_each`. Raises `DamageError`, which names the file, if memory runs out.
     """
     _LIMIT.enter()
     try:
@@ -98,7 +98,7 @@ def limit_memory(file: object) -> Iterator[None]:
     except Exception as error:
         if not _is_exhaustion(error):
             raise
-        error.__traceback__ = None  # its frames would keep the read data as long as the new error exists
+        error.__traceback__ = None  # the traceback's frames would keep the read data alive as long as the new error
         raise memory_error(file) from None
     finally:
         _LIMIT.leave()
@@ -129,7 +129,7 @@ def memory_error(file: object) -> DamageError:
 
 
 def limit_each(file: object, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of an iterator that reads a foreign file; each is made within `limit_memory`."""
+    """Yield the items of an iterator that reads an untrusted file; each item is read within `limit_memory`."""
     iterator = iter(items)
     while True:
         with limit_memory(file):

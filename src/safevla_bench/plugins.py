@@ -1,4 +1,4 @@
-"""Plug-ins: hosts and policies that installed distributions offer by entry points.
+"""Plug-ins: hosts and policies that installed distributions provide by entry points.
 
 An entry point names a factory. Arguments that the factory's signature does not accept are refused before the call.
 """
@@ -32,12 +32,12 @@ def format_call(name: str, arguments: Mapping[str, str]) -> str:
 
 
 _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(frozenset(), ""))
-"""The trusted files, and the command that runs."""
+"""The trusted files, and the name of the running command."""
 
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """Let these files choose code and files inside the block; remedies name the command that has `--trust`."""
+    """Allow these files to name code and files inside the block. Remedies name `command`, which has `--trust`."""
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -46,12 +46,12 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 
 def is_trusted(named_by: Path | None) -> bool:
-    """Return whether a file may choose code and files; None = the user's own arguments."""
+    """Return whether a file may name code and files. None means the user's own arguments, which may."""
     return named_by is None or named_by.resolve() in _trust.get()[0]
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
-    """Raise `RunError` unless the file `named_by` (None = the user's arguments) may name these calls and files."""
+    """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted, see `is_trusted`."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
         problem = f"it names code or files without permission; none was used: {'; '.join(uses)}"
@@ -60,7 +60,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
-    """Raise the error if an argument has the name of a secret, or contains one or an address with a user or a query."""
+    """Raise the error if an argument is named like a secret, or holds a secret or an address with a user or query."""
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
             inside = "" if is_secret_name(name) else " with a secret, or an address with a user or a query,"
@@ -69,8 +69,8 @@ def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[Safevla
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, from its own folder or file if known. An editable
-    installation stays editable, one from git keeps its address. Otherwise the package index is assumed.
+    """Return the pip command that adds an extra to this installation, from the folder, file or git address that the
+    package was installed from, or else from the package index. An editable installation stays editable.
     """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
@@ -88,7 +88,7 @@ def install_command(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
-    """One group of entry points: its name, the nouns for its members in messages, and the error about a member."""
+    """One group of entry points: its name, the nouns for a plug-in in messages, and the class of errors about one."""
 
     group: str
     singular: str
@@ -100,20 +100,20 @@ class PluginGroup:
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
-        """Return the name of the distribution that offers a plug-in; "" if none does."""
+        """Return the name of the distribution that provides a plug-in; "" if none does."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "")
 
     def is_own(self, name: str) -> bool:
-        """Return whether the plug-in with that name is one of this package's own."""
+        """Return whether this package provides the plug-in with that name."""
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Return the objects of the entry points with that name, () if there are none; raise `PluginError`."""
+        """Return the objects of the entry points with that name; () if there are none. Raises `PluginError`."""
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point with that name, unloaded; raise the group's error for none, or a secret argument."""
+        """Return the entry point, not loaded. Raises the group's `error` if it is missing or an argument is secret."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = ", ".join(self.names()) or "none: install the package itself with pip"
@@ -122,9 +122,9 @@ class PluginGroup:
         return entry
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
-        """Call the factory with that name, with the positional arguments and, by keyword, `arguments`; return its
-        result. Raises the group's `error` as `find_entry` does, and if the factory does not accept these arguments;
-        `PluginError` if the plug-in cannot be loaded or made; and our own errors of the factory.
+        """Call the plug-in's factory with the positional arguments and with `arguments` as keywords, and return the
+        result. Raises the errors of `find_entry`, the group's `error` if the factory does not accept the arguments,
+        any `SafevlaError` that the factory raises, and `PluginError` if loading or calling it fails otherwise.
         """
         entry = self.find_entry(name, arguments)
 
@@ -141,7 +141,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # It can fail in any way; its distribution is responsible for all but our own errors.
+            # A plug-in can raise anything. Its distribution is responsible for all errors except a `SafevlaError`.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

@@ -1,8 +1,8 @@
-"""Printed numbers and names: rounded exactly, safe for terminals and pages, without secrets.
+"""Printed numbers and names: exactly rounded, safe for terminals and web pages, without secrets.
 
 Numbers are rounded from exact values, halves away from zero. A missing number is a dash, never a zero. Names may come
-from foreign files: they are shown without control characters. The recorder registers and redacts secrets, so that one
-process has one set of them.
+from untrusted files, so their control characters are escaped. The recorder registers and redacts secrets, so that each
+process has only one set of secrets.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from safevla_recorder.errors import redact_secrets as redact_secrets
 _log = get_logger(__name__)
 NO_VALUE = "—"
 _MAX_DECIMALS = 9
-_EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)  # for any float; `decimal` rounds halves away from zero
+_EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)  # exact for any float; ROUND_HALF_UP rounds halves away from zero
 
 
 def format_fixed(value: Fraction | float, digits: int) -> str:
     """Return a number with `digits` decimals, rounded from its exact value, halves away from zero.
 
-    Infinity is ∞, and NaN a dash.
+    Infinity becomes ∞, and NaN becomes a dash.
 
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # also exact, and ten times as fast as Fraction
+    if isinstance(value, float):  # as exact as the code below for Fraction, and ten times as fast
         if not math.isfinite(value):
             return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
@@ -71,13 +71,13 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
-    """Return an interval as `low–high`, both multiplied by `scale`; if negative, as `low to high`."""
+    """Return an interval as `low–high`, or as `low to high` if an end is negative. `scale` multiplies both ends."""
     ends = [format_fixed(Fraction(end) * scale if math.isfinite(end) else end, digits) for end in (low, high)]
     return (" to " if any(end.startswith("-") for end in ends) else "–").join(ends)
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a value with `figures` significant figures, no exponent and all integer digits; a residue is 0."""
+    """Return a value with `figures` significant figures, all integer digits and at most nine decimals, no exponent."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
@@ -86,13 +86,13 @@ def format_significant(value: float, figures: int = 3) -> str:
 
 
 def format_compact(value: float) -> str:
-    """Return a round number, such as a limit or a tick, without trailing zeros and binary rounding residue."""
+    """Return a round number, such as a limit or an axis tick, without trailing zeros or binary rounding errors."""
     text = format_fixed(round(value, 9), 6)
     return text.rstrip("0").removesuffix(".")
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a value with three significant figures, or as many as are needed to show its side of the limit."""
+    """Return a value with three significant figures, or with more if three would make it equal to the limit."""
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
@@ -105,21 +105,21 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return a unit's symbol and the factor of its values: mm and 1000 if `limit` is below 0.1 m, else 1."""
+    """Return a unit's symbol and the factor for its values: for meters mm and 1000 if `limit` is below 0.1, else 1."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _DISPLAY.get(unit, unit), 1
 
 
 def append_unit(text: str, unit: str) -> str:
-    """Return a number and its unit, joined by a no-break space; the degree sign follows without a space."""
+    """Return a number and its unit, joined by a no-break space. The degree sign follows the number without a space."""
     return f"{text}{unit}" if unit == "°" else f"{text}\N{NO-BREAK SPACE}{unit}".rstrip()
 
 
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value with its unit, such as 8.2 mm for 0.0082 m, chosen for `limit` or itself; a dash for None."""
+    """Return a value with its unit, chosen by `limit` or else the value: 8.2 mm for 0.0082 m; a dash for None."""
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -149,11 +149,11 @@ _TAIL_CHARACTERS = 36
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
-"""Marks that a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub where a line starts."""
+"""Starts of commands in a CI log: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub at a line's start."""
 
 
 def break_log_commands(text: str) -> str:
-    """Return the text with a space in each mark that a CI log would interpret as a command.
+    """Return the text with a space inside each mark that a CI log would interpret as the start of a command.
 
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
@@ -165,7 +165,7 @@ _UNSEEN_IN_JSON = re.compile(r"[^\n -~]")
 
 
 def escape_json(content: bytes) -> bytes:
-    r"""Return equivalent JSON with every character that is not visible as `\uXXXX`."""
+    r"""Return equivalent JSON in which every invisible character is escaped as `\uXXXX`."""
     if content.isascii() and b"\x7f" not in content:
         return content
     return _UNSEEN_IN_JSON.sub(
@@ -177,7 +177,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(content: bytes | str, **options: Any) -> Any:
-    """Parse JSON in UTF-8; raise `ValueError`, also for a text with a lone surrogate, and `RecursionError`."""
+    """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, and `RecursionError`."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     try:
@@ -188,7 +188,7 @@ def load_json(content: bytes | str, **options: Any) -> Any:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return plain values, such as `msgspec.to_builtins` gives, with every text and every field name changed."""
+    """Apply `change` to each string and field name in builtin values (`msgspec.to_builtins`) and return the result."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -217,7 +217,7 @@ def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
-    """Return the name; if it is longer than `longest` characters, its beginning and its end.
+    """Return the name, or only its beginning and end if it is longer than `longest` characters.
 
     >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
@@ -226,13 +226,13 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return each name and its shortened form; the names themselves if two would become equal."""
+    """Return name -> shortened name. If two shortened names would be equal, none is shortened."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the choices after `label`, beginning with the closest to `name` if one is similar."""
+    """Return a remedy that lists the choices after `label`. If a choice is similar to `name`, it is suggested first."""
     names = list(choices)
     close = get_close_matches(name, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
@@ -241,12 +241,12 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
 
 @cache
 def warn_once(*parts: str) -> None:
-    """Log a warning, such as its source and its problem, unless this process has logged it before."""
+    """Log a warning, joined from parts such as a file and a problem, unless this process has logged it before."""
     _log.warning("warning: %s", ": ".join(parts))
 
 
 def spell_suite(name: str) -> str:
-    """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
+    """Return a suite's name in lower case with hyphens, so that different spellings of a suite become equal."""
     return name.lower().replace("_", "-")
 
 
@@ -260,7 +260,7 @@ def count_noun(count: int, noun: str, plural: str = "s") -> str:
 
 
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
-    """Return the count of each item; at most `longest` are named, and the others counted.
+    """Return a list of items with their counts. Only the first `longest` items are named; the rest are counted.
 
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
@@ -274,7 +274,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
 
 
 def terminal_width() -> int:
-    """Return COLUMNS or the terminal's width in characters; a million in a pipe or a file: nothing is wrapped there."""
+    """Return COLUMNS, else the terminal's width [characters]; for a pipe or a file a million, so that nothing wraps."""
     return shutil.get_terminal_size((10**6, 24)).columns
 
 
@@ -282,14 +282,14 @@ _WORDS = re.compile(r"(?:`[^`]*`|(?<![^\s(])(?:safevla [a-z]|pip install ).*|[\S
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a line with the spaces after them. One word is also a number with its unit, what is between
-    backticks, a command from `safevla` or `pip install` to the end of the line, and a run of spaces.
+    """Return the words of a line, each with the spaces after it. These count as one word: a number with its unit, a
+    text between backticks, a command from `safevla` or `pip install` to the end of the line, and consecutive spaces.
     """
     return _WORDS.findall(line)
 
 
 def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole."""
+    """Return the line in pieces of at most `width` terminal cells, broken between words. A wider word is not broken."""
     from rich.cells import cell_len
 
     if cell_len(line) <= width:
@@ -304,7 +304,7 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
 
 
 def wrap_text(text: str) -> str:
-    """Return the text; on a terminal each line is wrapped at its width, and continued with the same indentation."""
+    """Return the text, wrapped if stdout is a terminal. Continuation lines have the indentation of their line."""
     if not sys.stdout.isatty():
         return text
     lines = []
@@ -320,7 +320,7 @@ def wrap_text(text: str) -> str:
 def html_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """Return a `<table>` with every text escaped, and its notes as paragraphs below it.
+    """Return an HTML table with escaped texts, and the notes as paragraphs below it.
 
     >>> html_table(["policy"], [["<b>"]])
     '<table><thead><tr><th>policy</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'

@@ -1,3 +1,3 @@
-"""The version of this package, which is that of the recorder inside it."""
+"""The version of this package, which equals the version of the recorder."""
 
 from safevla_recorder.version import __version__ as __version__
