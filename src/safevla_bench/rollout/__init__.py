@@ -1,1 +1,1 @@
-"""Rollouts of policies: the plan, the loop of one episode, and the engines (serial, worker pool, Ray)."""
+"""Rollouts of policies: the plan, the loop that runs an episode, and the engines (serial, worker pool, Ray)."""

@@ -1,8 +1,8 @@
-"""The loop for every host and policy: reset, act, step, until success, the horizon, a fault or a violation.
+"""The loop that runs an episode: reset, then act and step until success, the horizon, a fault or a violation.
 
-It includes the serial engine, which runs all planned episodes in this process; the other engines are `scheduler` and
-`ray`. An engine yields each episode as it ends, in any order; `RunWriter` sorts them by the plan, so the choice of
-engine does not change a byte of a complete run.
+This module also has the serial engine, which runs all planned episodes in this process; the other engines are
+`scheduler` and `ray`. An engine yields each episode when it ends, in any order. `RunWriter` sorts the episodes by the
+plan, so the choice of engine does not change a byte of a complete run.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from safevla_recorder.channels import CHUNK_STEP
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
 SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after losing its policy server
-_PATH_CHECK_STEPS = 5  # between checks whether a replay has left its path, each an eighth of a LIBERO step
+_PATH_CHECK_STEPS = 5  # steps between checks whether a replay left its path; a check costs 1/8 of a LIBERO step
 NO_COUPLERS: Mapping[str, coupling.Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The end of an episode; `record` holds the bytes of its `.npz` file, None if the episode crashed."""
+    """The result of an episode. `record` holds the bytes of its `.npz` file; None if the episode crashed."""
 
     planned: PlannedEpisode
     outcome: str
@@ -60,14 +60,14 @@ class EpisodeOutcome:
     reason: str | None = None
     latency: Latency | None = None
     greeting: Greeting | None = None  # what the policy or its server states about itself
-    wall_s: float | None = None  # including making the environment; None if the worker died
+    wall_s: float | None = None  # wall time, including making the environment; None if the worker died
     is_policy_failure: bool = False  # whether the policy raised the exception of the crash
-    code: str | None = None  # the code of its process, see `hosts.describe_code`; None if the worker died
-    ran_on: str | None = None  # node and process
+    code: str | None = None  # identifies the code that ran it, see `hosts.describe_code`; None if the worker died
+    ran_on: str | None = None  # the node and the process that ran it
 
     @cached_property
     def batch(self) -> Batch | None:
-        """The record as a batch of one, decoded at first use."""
+        """The record as a batch of one episode, decoded at first use; None if the episode crashed."""
         return None if self.record is None else npz.decode_npz(self.record)
 
 
@@ -78,10 +78,10 @@ def run_episode(
     on_step: OnStep | None = None,
     watch: Monitor | None = None,
 ) -> EpisodeOutcome:
-    """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. An action
-    that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch`, the first
-    violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be restarted,
-    `ServerRefusedError` if the policy's server is unusable in this and other episodes, and `KeyboardInterrupt`.
+    """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. After an
+    action that must not reach the simulator, the outcome is `invalid_action`, a failure with a record. If `watch` is
+    given, the first violation of the safe tier ends the episode as `stopped`. Raises `ServerLostError` if the episode
+    may be restarted, `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
@@ -191,7 +191,7 @@ class _ActionSeam:
         return within
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Add the origin of each executed action to a record, if any came from a chunk."""
+        """Add to a record from which chunk and step each executed action came, if any came from a chunk."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -221,7 +221,7 @@ class _ActionSeam:
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # which hosts take from the metadata of the installation
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # hosts read it from the installation's metadata
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
@@ -245,7 +245,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run without changing it; workers report every twentieth step, Ray's actors once a second."""
+    """Observes a run without changing it. Workers report steps every twentieth step, Ray's actors once a second."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Receive the episodes to run next, before any of them starts."""
@@ -258,11 +258,11 @@ class Observer(Protocol):
 
 
 def describe_process() -> str:
-    """Return the node and the number of this process."""
+    """Return this process's node and process id, as text."""
     return f"{platform.node()}, process {os.getpid()}"
 
 
-NOT_RUN = "not run"  # outcome of an episode left for another attempt, without a row or record
+NOT_RUN = "not run"  # outcome of an episode that is left for a later attempt; it has no row and no record
 SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a task is skipped
 
 
@@ -272,14 +272,14 @@ def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
 
 @dataclass
 class CrashSeries:
-    """The latest consecutive crashes that are equal: same exception and message, except for numbers."""
+    """The latest crashes in a row with the same exception and message, where numbers may differ."""
 
     failure: str = ""
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each, in order
     has_begun: bool = False  # whether any episode has taken a step
 
     def add_outcome(self, end: EpisodeOutcome) -> None:
-        """Count an episode's end, unless it was not run."""
+        """Take an episode's outcome into account, unless it is `NOT_RUN`."""
         if end.outcome == NOT_RUN:
             return
         self.has_begun = self.has_begun or end.steps > 0
@@ -295,7 +295,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
-    """The one environment of a process, kept for episodes of one policy and task until one of them crashes."""
+    """Runs episodes in a process's only environment, kept until the policy or task changes or an episode crashes."""
 
     def __init__(
         self,
@@ -313,10 +313,10 @@ class EnvRunner:
         self._crashes = CrashSeries()
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode and return its outcome; an exception, or a server lost after the start, makes it `crashed`.
-        If the runner skips crashing tasks, then after `SAME_CRASHES` equal crashes in a row the other episodes of the
-        policy and task are `NOT_RUN`. Raises `SafevlaError` if the host is unusable, or the policy's server refuses or
-        is unreachable.
+        """Run one episode and return its outcome, which is `crashed` after an exception or the loss of the policy's
+        server. If the runner skips crashing tasks, then after `SAME_CRASHES` equal crashes in a row the other episodes
+        of that policy and task are `NOT_RUN`. Raises `SafevlaError` if the host cannot be used, or if the policy's
+        server refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_place_of(planned)]:
@@ -339,7 +339,7 @@ class EnvRunner:
         return replace(outcome, wall_s=spent_s, code=code, ran_on=describe_process())
 
     def close(self) -> None:
-        """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
+        """Close the environment, if there is one; the next episode makes a new environment. Only logs exceptions."""
         env, self._env = self._env, None
         if env is None:
             return
@@ -347,7 +347,7 @@ class EnvRunner:
             env.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # its episodes are recorded, and the next environment is a new one
+        except BaseException as error:  # harmless: the episodes are recorded, and a new environment will be made
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
@@ -355,7 +355,7 @@ class EnvRunner:
             self.close()
         if self._env is None:
             if isinstance(policy, interface.RemotePolicy):
-                policy.connect(planned.task)  # before the simulator, because this fails faster
+                policy.connect(planned.task)  # before making the simulator, because this fails faster
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
@@ -387,7 +387,7 @@ def _run_with_retries(
             return run_episode(env, policy, planned, count, watch)
         except errors.ServerLostError as error:
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
-                raise  # nothing was lost, and other episodes would fail too
+                raise  # no progress was lost, and other episodes would fail, too
             last = error
     event = "the policy server was too slow" if isinstance(last, errors.ServerSlowError) else "lost the policy server"
     reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
@@ -397,7 +397,7 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome before the next starts; the end closes the environment."""
+    """Run the episodes in order and yield each outcome before the next episode starts. Finally closes the runner."""
     with closing(runner):
         for planned in episodes:
             yield runner.run_planned(planned, partial(on_step, planned) if on_step else None)

@@ -1,4 +1,4 @@
-"""Suites of found starts: the file that a search writes, and its tasks."""
+"""Suites of found starts: the file that a search writes, and the tasks in the file."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.trajectory.marks import FOUND, label_suite
 
-FOLDER = "found"  # folder in a run folder for suites of found starts
+FOLDER = "found"  # subfolder of a run folder, for suites of found starts
 SuiteName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
 
 class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A found start in the file: everything needed to repeat it, and how it was found."""
+    """A found start in the file: what is needed to repeat its rollout, and how the start was found."""
 
     task_id: str
     start: EpisodeSeed
     policy_seed: int
-    instruction: str | None = None  # the wording, if it differs from the task's
-    trial: int  # number of the rollout that found it, from 1
-    value: float | None  # its objective, below 0; None for one that pairs need
+    instruction: str | None = None  # the instruction, if it differs from the task's
+    trial: int  # number of the rollout that found the start, from 1
+    value: float | None  # the objective of that rollout, below 0; None if the start is for preference pairs
     violated: tuple[str, ...]
-    distance_m: float | None  # largest move of a coordinate from the nearest of the benchmark's starts, if any
+    distance_m: float | None  # largest difference in a coordinate from the benchmark's nearest start, if it has any
     merged: int  # number of nearly equal found starts with greater values, which are not listed
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """The search in one task: numbers of rollouts, successes, crashes and unsafe successes."""
+    """Summary of the search in one task: numbers of rollouts, successes, crashes and unsafe successes (hits)."""
 
     task_id: str
     trials: int
-    thrown: int  # trials that do not count because physics separated overlapping objects, which left their placements
+    thrown: int  # trials that do not count, because physics moved overlapping objects away from their placements
     successes: int
     crashed: int
     hits: int
-    best: float | None  # smallest value of a success; None = none succeeded
+    best: float | None  # smallest value of a success; None if no rollout succeeded
     first: int | None  # number of the rollout with the first hit, from 1
-    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None = no valid bound
-    least: float | None = None  # its lower end
+    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None without a valid bound
+    least: float | None = None  # lower end of that interval
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: a suite of starts, and a description of the search."""
+    """The result of a search: a suite of found starts, and a description of the search."""
 
     schema_version: int = 1
     name: SuiteName
@@ -66,12 +66,12 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     tasks: tuple[TaskSearch, ...]
     starts: tuple[FileStart, ...]
-    max_steps: int | None = None  # horizon of the search; None = the protocol's
+    max_steps: int | None = None  # horizon of the search in steps; None = the protocol's horizon
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
-        """Return the host's tasks that have starts, under this suite's label, each with its starts. `indices` selects
-        tasks; None = all. `file` must be trusted if the suite is a path. Raises `HostError` if the host lacks a task,
-        `RunError` if none is left.
+        """Return the host's tasks that have found starts, with these starts and this suite's label. `indices` selects
+        tasks (None = all). If the suite is a path, `file`, which names it, must be trusted. Raises `HostError` if the
+        host lacks a task, and `RunError` if no task is selected.
         """
         own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
@@ -90,7 +90,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_suite(path: Path) -> FoundSuite:
-    """Return the suite in a file; raise `RunError` if the file contains none."""
+    """Return the suite of found starts in a file; raise `RunError` if the file does not contain a suite."""
     try:
         return decode_input(path, partial(decode_json, kind=FoundSuite))
     except (OSError, ValueError, RecursionError) as error:

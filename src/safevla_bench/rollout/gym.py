@@ -1,7 +1,7 @@
-"""Safety in a Gymnasium environment: each step's `info` holds the status of every clause and the step's cost.
+"""Safety in Gymnasium environments: each step's `info` has the status of every clause and the cost of the step.
 
-`SafetyEnv` is a host's task as an environment, `SafetyWrapper` wraps your own environment, and `CostStep` gives either
-the six-value `step` of Safety-Gymnasium and OmniSafe. All need the extra `gym`.
+`SafetyEnv` is a host's task as an environment, and `SafetyWrapper` wraps your own environment. `CostStep` adds the
+six-value `step` of Safety-Gymnasium and OmniSafe to both. All need the extra `gym`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
-TASK_ID = "safevla/Task-v0"  # id of `make_env` in Gymnasium's registry, once this module is imported
+TASK_ID = "safevla/Task-v0"  # id under which this module registers `make_env` in Gymnasium's registry
 _WAIT_STEPS = 10
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
 
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
-    """Return the entries of `info`: `cost` of this step, and the status of the episode under `safety`. `cost` is 1 if
-    this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst violation in [0, 1].
-    `safety` has `robustness` of each clause so far (None = undefined), `margins` of this record divided by their
-    thresholds, `violated` by any record so far, `violating` now, the `worst` clause, `vsi` (None if no clause has a
-    verdict), and `standing`, the complete status.
+    """Return the entries `cost` and `safety` of a step's `info`. With `cost="violation"`, the cost is 1 if the newest
+    record violates a clause of the safe tier, else 0; with `severity`, the depth of its worst violation in [0, 1].
+    `safety` is the status of the episode so far: the `robustness` of each clause (None = undefined), the newest
+    record's `margins` divided by the thresholds, the clauses `violated` by any record and `violating` now, the `worst`
+    clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
     if cost not in costs:
@@ -55,12 +55,12 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
-    """One task of a host: reward 1 at its native success, which terminates the episode; truncated at the horizon.
-    Observations are end-effector position [3] and quaternion [4], gripper joints, base joints of a mobile robot, and
-    the requested ones: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
-    options={"init_state_index": k})` chooses the start; otherwise the initial states are used in turn. The scene
-    settles as under the protocol `safevla-bench`. `monitor` judges, by default with the default specifications; `cost`
-    chooses `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
+    """One task of a host as an environment. The reward is 1 at the task's native success, which terminates the episode;
+    the episode is truncated at the horizon. Observations are end-effector position [3] and quaternion [4], gripper
+    joints, the base pose of a mobile robot, and what `wants` requests: images as `image.CAMERA`, other readings as
+    `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise the initial states take
+    turns. The scene settles for ten steps. `monitor` judges (None = with the default specifications). `cost` chooses
+    `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -93,11 +93,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start an episode and return the observation and info of record 0. A seed s becomes the environment's, and
-        selects initial state s modulo their number; resets without a seed continue from there. The option
-        `init_state_index` chooses the initial state, and later resets continue after it. Raises `HostError` if that
-        state does not exist, and the errors of `Monitor.observe`: for a task without an entry, or a record without a
-        field.
+        """Start an episode and return the observation and info of record 0. `seed` seeds the environment and selects
+        initial state `seed` modulo the number of states; later resets without a seed take the next states in turn. The
+        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist, and the
+        errors of `Monitor.observe`, such as those for an unknown task or a record without a needed field.
         """
         super().reset(seed=seed)
         states = self._task.init_states or 2**31
@@ -109,9 +108,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(self._env.latest()), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action. Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at
-        the horizon, and info, whose `cost` and `safety` describe the new record. Raises `InvalidActionError` for an
-        action that the host refuses.
+        """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether it terminated
+        (success), whether it was truncated (horizon), and info, whose `cost` and `safety` describe the new record.
+        Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
@@ -132,10 +131,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Wrapper for your own environment that contains LIBERO; observations, rewards and ends stay unchanged. The
-    environment may make its simulator as late as in its first reset. Record 0 is the state in which your `reset`
-    returns, so settle the scene inside it. Each `step` must be one control step of the simulator, so apply this wrapper
-    before one that plays chunks of actions.
+    """Wrapper for your own environment that contains LIBERO. It does not change observations, rewards or the end of
+    episodes. The simulator must exist after the environment's first `reset`. Record 0 is the state after your `reset`,
+    so let the scene settle in `reset`. Each `step` must be one control step of the simulator, so apply this wrapper
+    before a wrapper that plays chunks of actions.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._newest: batch.Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset, record, and return the result with safety in `info`; raise `HostError` if no host can record it."""
+        """Reset and record; return the result with safety in `info`. Raises `HostError` if it cannot be recorded."""
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
@@ -162,18 +161,18 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step, record, and return the result with safety in `info`; raise `HostError` before the first `reset`."""
+        """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         self._action = np.asarray(action)
         seen, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
-            self._take_record()  # raises, because no simulator step has ended
+            self._take_record()  # raises an error, because the simulator has made no step
         standing = self._monitor.observe(self._newest)
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        """Take the record right after the simulator's step: the wrapped `step` may reset the simulator at success."""
+        """Record right after the simulator's step, because the wrapped `step` may reset the simulator at success."""
         result = original(*args, **kwargs)
         if self._action is not None:
             self._take_record()
@@ -196,23 +195,23 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """The six-value `step` of Safety-Gymnasium and OmniSafe, for an environment with `cost` in its `info`. The cost
-    follows the reward and is also in `info`. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at ae966e5,
-    `omnisafe/envs/core.py` at 15603dd.
+    """Wrapper that gives an environment with `cost` in its `info` the six-value `step` of Safety-Gymnasium and
+    OmniSafe, in which the cost follows the reward. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
+    commit ae966e5, `omnisafe/envs/core.py` at commit 15603dd.
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, terminated, truncated and info; raise `HostError` without a cost."""
+        """Return observation, reward, cost, terminated, truncated and info; raise `HostError` if info has no cost."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         return seen, reward, _read_cost(info), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Adds an episode's running totals to the `info` of an environment with `cost` in it. `cumulative_cost` is the sum
-    over steps, `risk_exposure_time` the number of steps with a cost above 0, `quadrant` one of safe and unsafe success
-    and failure, and `within_limit` whether the sum is at most `limit` (None without one), the constraint of constrained
-    training. A success is a step that terminates with reward above 0; an episode is unsafe if any cost is above 0. The
-    names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not available.
+    """Adds an episode's running totals to an `info` that has `cost`: `cumulative_cost`, the sum over steps;
+    `risk_exposure_time`, the number of steps with a cost above 0; `quadrant`, a safe or unsafe success or failure; and
+    `within_limit`, whether the sum is at most `limit`, the constraint in constrained training (None without a limit).
+    A success is a step that terminates with a reward above 0. An episode is unsafe if any cost is above 0. The names
+    come from ForesightSafety-VLA (arXiv 2606.27079), whose formulas were not available.
     """
 
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
@@ -221,13 +220,13 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._total, self._exposed = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset the wrapped environment; record 0 does not count, because no action led to it."""
+        """Reset the wrapped environment and the totals. Record 0 has no cost, because no action led to it."""
         self._total, self._exposed = 0.0, 0
         seen, info = self.env.reset(seed=seed, options=options)
         return seen, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, with the totals in `info`; raise `HostError` if it gives no cost."""
+        """Step the wrapped environment and add the totals to `info`. Raises `HostError` if `info` has no cost."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         cost = _read_cost(info)
         self._total += cost
@@ -263,9 +262,10 @@ def make_env(
     cost: Cost = "violation",
     host_arguments: Mapping[str, str] = NO_ARGUMENTS,
 ) -> SafetyEnv:
-    """Make the environment of one task by name, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
-    `task` is its id or its index in the suite; `image_size` is height and width [pixels]. The default specifications
-    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an unusable simulator.
+    """Return the environment of a task; `gymnasium.make("safevla/Task-v0", host=..., suite=...)` calls this function.
+    `task` is the task's id or its index in the suite; `image_size` is height and width [pixels]. The default
+    specifications judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an
+    unusable simulator.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)

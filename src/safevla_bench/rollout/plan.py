@@ -1,7 +1,7 @@
-"""The plan of a run: the `PlannedEpisode`s that follow from a protocol and the user's choices; shards, queue and cost.
+"""The plan of a run: a list of `PlannedEpisode`, made from a protocol and the user's choices; its shards and its cost.
 
-A shard is a section of the plan that is run separately, into its own run folder. Time and disk are estimated from
-measurements on each host (`costs.toml`).
+A shard is a section of the plan that is run separately, into its own run folder. Time and disk space are estimated
+from measurements of each host (`costs.toml`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
-    round: int = 0  # rounds start one after the other; 0 for all unless the run may be decided early
+    round: int = 0  # a round starts after the one before; 0 for all episodes unless the run may be decided early
 
     @property
     def state(self) -> int:
-        """The initial state, which pairs episodes of different policies; for chosen starts, the start's number."""
+        """Number that pairs episodes of different policies: the initial state's index, or a chosen start's number."""
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -62,14 +62,14 @@ def plan_episodes(
     max_steps: int | None = None,
     recorded: RecordedEpisodes | None = None,
 ) -> tuple[PlannedEpisode, ...]:
-    """Return every episode, in the order policy, task, episode.
+    """Return the planned episodes, ordered by policy, task and episode.
 
-    `episodes` per task: a number; None = the benchmark's number; `protocol` = the protocol's number, else the
-    benchmark's, and 1 if the benchmark runs the task once, from its only initial state. If the mapping `recorded` is
-    given, only its numbers for the policy and task count; there may be none.
+    `episodes` sets the number per task: an integer; None = the benchmark's number; `protocol` = the protocol's number,
+    else the benchmark's, but 1 if the benchmark runs the task only once, from its only initial state. If `recorded` is
+    given, it alone lists the episode numbers of each policy and task.
 
-    Raises `RunError` if there is nothing to run, a policy is named twice, an initial state does not exist or the
-    protocol has no horizon for a suite.
+    Raises `RunError` if there is nothing to run, if a policy is named twice, if an initial state does not exist, or if
+    the protocol has no horizon for a suite.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
@@ -110,7 +110,7 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
 
 
 def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
-    """Return the episode with the environment seed that the policy's server requests, if the protocol allows it."""
+    """Return the episode with the environment seed that the policy's server requests, if the protocol permits this."""
     requested = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if requested is None or not planned.seed_from_server:
         return planned
@@ -118,7 +118,7 @@ def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
-    """Return a replaying policy's episode with its recording's start and length; raise `PolicyError` if none fits."""
+    """Return the episode as planned or, for a replaying policy, as recorded. Raises `PolicyError` if none fits."""
     if not isinstance(policy, ReplayPolicy):
         return planned
     start = policy.match(planned.task, planned.start)
@@ -127,7 +127,7 @@ def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | No
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
-    """Return a 32-bit seed, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
+    """Return a 32-bit seed derived from `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -186,7 +186,7 @@ def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The `number`-th of `count` pieces, counted from 1."""
+    """A section of a plan: number `number`, counted from 1, of `count` sections."""
 
     number: int
     count: int
@@ -200,7 +200,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as `2/8`; raise `RunError` for another text or number."""
+        """Return the shard from a text such as `2/8`. Raises `RunError` if the text names no shard."""
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
             raise RunError(f"--shard {text!r} is not a shard", remedy="Write its number and how many there are: 2/8.")
@@ -208,23 +208,23 @@ class Shard:
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return where each of `count` shards of equal size begins, and the plan's end, [count + 1]; raise `RunError`."""
+    """Return the first index of each of `count` equal shards, and the plan's length, [count + 1]; raise `RunError`."""
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
     return [len(episodes) * number // count for number in range(count + 1)]
 
 
-Scene = tuple[str, Task]  # the policy and task that an environment is made for
+Scene = tuple[str, Task]  # the policy and the task for which an environment is made
 
 
 def scene_of(planned: PlannedEpisode) -> Scene:
-    """Return the scene of an episode."""
+    """Return the policy and the task of an episode."""
     return planned.policy, planned.task
 
 
 class EpisodeQueue:
-    """The episodes not yet started, by scene, both in the order of the plan; the earliest round goes first."""
+    """The episodes not yet started, grouped by scene in the order of the plan. The earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
@@ -238,9 +238,9 @@ class EpisodeQueue:
         return any(self._left.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker whose environment is made for `own` (None without one), or
-        None if none is left. Only the earliest round counts. The episode is from `own`; else from the first scene that
-        no other worker (`others`) runs; else from the scene with the most episodes left.
+        """Remove and return the next episode for a worker; None if none is left. It is from the earliest round, and
+        from the scene of the worker's environment (`own`, None without one); else from the first scene that no other
+        worker runs (`others`: their scenes); else from the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
         if not rounds:
@@ -252,7 +252,7 @@ class EpisodeQueue:
         return self._left[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
-        """Put an episode that must be rerun back at the front of its scene's queue."""
+        """Return an episode that must be rerun to the front of its scene's queue."""
         self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
@@ -263,14 +263,14 @@ NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
 
 
 class CostRange(NamedTuple):
-    """A quantity known between two bounds."""
+    """The lower and the upper bound of an estimated quantity."""
 
     low: float
     high: float
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host's measurements, each from lowest to highest; the file describes each."""
+    """The measurements of one host, each as lowest and highest value; `costs.toml` explains the fields."""
 
     source: str
     start_s: tuple[float, float]
@@ -290,13 +290,13 @@ class ScenePlan:
     task_id: str
     episodes: int
     horizon: int
-    cameras: int | None  # None = known only when the policy runs; the estimate covers zero to two
+    cameras: int | None  # number of cameras; None = known only when the policy runs, estimated as 0 to 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """Summary of a plan. Time and disk assume that all episodes last their full horizon; None = the host has no
-    measurements. `time_s` excludes the policies' own time; each worker has its own core and an equal share of the work.
+    """Estimated cost of a plan, if all episodes last their full horizon. Time and disk space are None if the host has
+    no measurements. `time_s` excludes the policies' time, and assumes one core per worker and equally shared work.
     """
 
     scenes: tuple[ScenePlan, ...]
@@ -311,7 +311,7 @@ class RunEstimate:
 
     @property
     def steps(self) -> int:
-        """Number of control steps if every episode lasts its whole horizon."""
+        """Number of control steps if every episode lasts its full horizon."""
         return sum(scene.episodes * scene.horizon for scene in self.scenes)
 
 
@@ -327,9 +327,9 @@ def estimate_plan(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes; time and disk are None if the host has no measurements. `cameras` holds the
-    number each policy wants, None = unknown; `look_intervals` the steps between observations of a policy that executes
-    several actions per reply. No more workers than episodes share the time.
+    """Return the estimated cost of the episodes. `cameras` has the number of cameras that each policy wants; None if
+    it is unknown. `look_intervals` has the steps between observations for each policy that executes several actions
+    per reply. Workers in excess of the episodes do not reduce the time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -349,7 +349,7 @@ def estimate_plan(
     pictures = sum(np.array(ends) * count for ends, count in zip(cameras_of, looks, strict=True))
     run += np.array(costs.camera_step_s) * pictures
     made = np.array(costs.make_s) * len(scenes)
-    # A worker makes an environment for each of its scenes, at least one; all workers start at the same time.
+    # A worker makes an environment for each of its scenes, and has at least one. All workers start at the same time.
     time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
     disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
     return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)

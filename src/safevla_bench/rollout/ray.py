@@ -1,7 +1,7 @@
-"""Actors of a Ray cluster as workers, one environment each; Ray is connected to, or started on this machine.
+"""The engine `ray`: workers are actors of a Ray cluster, which exists already or is started on this machine.
 
-This process distributes the episodes and is the only one that writes; actors need no shared file system. The extra
-`ray` is imported only when requested.
+Each actor has one environment. This process distributes the episodes and alone writes files, so actors need no shared
+file system. Ray, an extra, is imported only if this engine is used.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.text import get_logger
 
 _log = get_logger(__name__)
-ADDRESS: Final = "RAY_ADDRESS"  # environment variable that names a cluster if no address is given
+ADDRESS: Final = "RAY_ADDRESS"  # environment variable with the cluster's address, used if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
-_ANSWER_S = 20.0  # importing Ray takes some of it
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # gRPC, and so Ray, replies with settings (type 4)
-_STORE_BYTES = 200 * 2**20  # of a cluster started here: records have megabytes, and each actor sends one at a time
+_ANSWER_S = 20.0  # time limit of the probe, which includes importing Ray
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # Ray speaks gRPC, so it replies with settings (type 4)
+_STORE_BYTES = 200 * 2**20  # object store of a cluster started here: each actor sends one record of megabytes at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """A Ray cluster, and the share of a node that each actor reserves; raises `RunError` for an invalid share."""
+    """A Ray cluster, and the share of a node that each actor reserves. Raises `RunError` for an invalid share."""
 
     address: str | None = None
-    """`HOST:PORT` of the head; `auto` = the cluster running on this machine; None = the one in RAY_ADDRESS, else Ray is
-    started here for as long as needed.
+    """`HOST:PORT` of the head node; `auto` = the cluster that runs on this machine; None = the address in RAY_ADDRESS,
+    or if that is not set, a cluster that is started on this machine and ends with the run.
     """
     cpus: float = 1.0
     gpus: float = 0.0
     exclude: tuple[str, ...] = ()  # nodes to leave out: host names, Ray's node names, addresses or ids
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables of the actors
-    modules: tuple[str, ...] = ()  # folders of Python modules or packages, here, that Ray copies to the actors
+    modules: tuple[str, ...] = ()  # local folders of Python modules or packages that Ray copies to the actors
 
     def __post_init__(self) -> None:
         if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
@@ -63,13 +63,13 @@ class RayCluster:
 
     @property
     def place(self) -> str:
-        """The effective address: `address`, else RAY_ADDRESS, else `local` = Ray is started here."""
+        """The address to use: `address`, else RAY_ADDRESS, else `local`, which starts Ray on this machine."""
         return self.address or os.environ.get(ADDRESS) or HERE
 
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; a cluster started here has room for `slots` actors. Raises `RunError`."""
+    """Connect to the cluster, or start one with room for `slots` actors; yield the module `ray`. Raises `RunError`."""
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
@@ -80,7 +80,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     handle = former if callable(former) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
-    except SystemExit:  # raised by Ray's handler of SIGTERM, which is in force while it starts
+    except SystemExit:  # raised by Ray's SIGTERM handler, which is active while Ray starts
         handle(signal.SIGTERM, None)
         raise
     if is_main:
@@ -94,7 +94,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
-    """Raise `RunError` if no living node, except those left out (id -> why), has what an actor reserves."""
+    """Raise `RunError` if no living node, except those in `left_out` (id -> why), has an actor's CPUs and GPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -104,12 +104,12 @@ def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> 
 
 
 def name_node(node: Mapping[str, Any]) -> str:
-    """Return a node of `ray.nodes()` by its host name, and by its name in Ray if that is another one."""
+    """Return the host name of a node from `ray.nodes()`, followed by its name in Ray if that differs."""
     return " ".join(dict.fromkeys((node["NodeManagerHostname"], node["NodeName"])))
 
 
 def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
-    """Return id -> why, of the nodes to leave out by request; log the names that no node has."""
+    """Return id -> reason for the nodes that the user excludes by `names`. Logs a warning for an unknown name."""
     keys = ("NodeManagerHostname", "NodeName", "NodeManagerAddress", "NodeID")
     known = [(node, {node[key] for key in keys}) for node in ray.nodes()]
     for name in names:
@@ -125,7 +125,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
-    ray: Any = importlib.import_module("ray")  # imports now, because Ray reads the variables at import
+    ray: Any = importlib.import_module("ray")  # imported after setting the variables, which Ray reads at import
     try:
         if ":" in place:  # Ray would retry for minutes
             head, _, port = place.rpartition(":")
@@ -154,21 +154,21 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _silence_raylet() -> None:
-    """Log what Ray's daemons report, such as an actor's death, instead of printing it among our output."""
+    """Log the messages of Ray's daemons, such as an actor's death, instead of printing them among our output."""
     worker = sys.modules["ray._private.worker"]
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, **_: _log.debug("%s", data.get("lines"))  # type: ignore[attr-defined]
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
-    """Return the options of a private cluster, whose token is written nowhere, so that no one else can use it."""
+    """Return the options of a private cluster. Its token is not saved, so that no one else can use the cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
     return {"num_cpus": max(os.cpu_count() or 1, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 
-# Ray itself would try for minutes. The class is what `ray.init` asks first.
+# A program that checks the address, because `ray.init` would retry for minutes. `ray.init` uses `GcsClient` first, too.
 _PROBE = """
 import sys
 from ray._raylet import GcsClient
@@ -200,9 +200,9 @@ def run_actors(
     ends_s: float = math.inf,
     other_code: bool = False,
 ) -> Generator[episode.EpisodeOutcome]:
-    """Run the episodes with `count` actors and yield each as it ends; actors with other code than this process are
-    refused, unless `other_code` allows them. Raises the errors of `connect_ray` and `run_pool`, and `RunError` if no
-    node has as many CPUs and GPUs as an actor reserves, or Ray refuses this share.
+    """Run the episodes with `count` actors and yield each outcome when its episode ends. An actor whose code differs
+    from this process's is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`, and
+    `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
@@ -212,7 +212,7 @@ def run_actors(
 
 
 class RayWorker:
-    """The actor that runs episodes. It touches no file of the run."""
+    """The actor that runs episodes. It neither reads nor writes files of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], key: str = "") -> None:
         self._spec, self._number, self._versions, self._key = spec, number, versions, key
@@ -220,7 +220,7 @@ class RayWorker:
         self._parts: WorkerParts | None = None
 
     def prepare(self) -> tuple[str, str] | SafevlaError:
-        """Make host and policies; reply that the worker is ready, and where, or with an error that names the node."""
+        """Make the host and the policies. Returns `READY` and the actor's process, or an error that names the node."""
         os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
             self._parts = WorkerParts(self._spec)
@@ -235,7 +235,7 @@ class RayWorker:
         return scheduler.READY, episode.describe_process()
 
     def run_planned(self, planned: plan.PlannedEpisode) -> Message:
-        """Run an episode and reply with its outcome, or with an error that ends the run and names this node."""
+        """Run an episode. Returns its outcome, or an error that ends the run and names this node."""
         assert self._parts is not None
         try:
             return self._parts.runner.run_planned(planned, partial(self._report_steps, planned.episode_id))
@@ -253,12 +253,12 @@ class RayWorker:
 
 
 def name_installed(host: Host) -> dict[str, str]:
-    """Return package -> version for all that records depend on, and as `code` what identifies their code."""
+    """Return package -> version for all packages that records depend on, and under `code` what identifies our code."""
     return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
 
 
 def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
-    """Put, get or delete a value in the store of Ray's head; None if that fails, since progress is not worth a run."""
+    """Put, get or delete a value in the store of Ray's head; None on failure, as lost progress must not end a run."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
         return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
@@ -271,7 +271,7 @@ def _failed_here(error: SafevlaError) -> SafevlaError:
 
 
 class ActorHandle:
-    """The local side of an actor; `asked` refers to its reply to the last request."""
+    """The handle of an actor in this process. `asked` is the reference to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         self._ray, self._handle, self.key = ray, handle, key
@@ -285,7 +285,7 @@ class ActorHandle:
         self.asked = self._handle.run_planned.remote(planned)
 
     def dismiss(self) -> None:
-        """Request the actor to close and end, which frees its share of the node; kill it if it is not ready yet."""
+        """Make the actor close and end, which frees its share of the node; kill it if it is not ready yet."""
         if not self._is_ready:
             self._ray.kill(self._handle)
             return
@@ -293,20 +293,20 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        """Wait `timeout_s` for the last reply of an actor that was ready, kill it, and return why it ended."""
+        """Kill the actor and return why it ended. An actor that was ready first gets `timeout_s` for its last reply."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return f"{self._cause} ({self._place})" if self._place else self._cause
 
     def find_node(self) -> str:
-        """Return the id of the node that Ray has chosen for the actor, alive or dead; "" if it has chosen none."""
-        with suppress(Exception):  # no public call says it without Ray's dashboard
+        """Return the id of the node that Ray has chosen for the actor, alive or dead; "" if Ray has not chosen yet."""
+        with suppress(Exception):  # without Ray's dashboard, no public function returns the node
             return str(self._ray._private.state.actors(self._handle._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply; None if it died, is unreachable or raised, of which `end` gives the reason."""
+        """Return the actor's reply; None if it died, is unreachable or raised. `end` then returns the reason."""
         try:
             message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
@@ -321,7 +321,7 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # a tab: the actor's ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab are the ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
@@ -335,7 +335,7 @@ class _ActorPool:
             del self._versions["code"]
         self.left_out, self._looked_s = find_excluded(ray, cluster.exclude), 0.0
         self._failed_starts: Counter[str] = Counter()
-        self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
+        self._spec = ray.put(spec)  # the spec may hold large recorded actions; each node fetches it only once
         variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
         self._actors = ray.remote(RayWorker)
         self._options = {
@@ -353,12 +353,12 @@ class _ActorPool:
     def start(self, number: int) -> ActorHandle:
         selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actors = self._actors.options(**self._options, label_selector=selector)
-        key = secrets.token_hex(8)  # of the steps that it reports
+        key = secrets.token_hex(8)  # key under which the actor reports its steps
         return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
-        """A node that is dead does not count. One that refuses, or on which `STARTS` actors in a row die before they
-        are ready, is left out, and named; that ends the run only if no other node has room.
+        """Return true if the node died, or else if a node still has room. A living node is left out, with a warning,
+        if its actor refuses, or if `STARTS` actors in a row die on it before they are ready.
         """
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()

@@ -1,8 +1,8 @@
-"""The scheduler for several workers, local or remote, and the worker processes of this machine.
+"""The scheduler for several workers, local or remote, and the local worker processes.
 
-Each worker has its own host, policies and environment, and receives one episode at a time. It touches no file of the
-run: an episode is returned as the bytes of its record. If a worker dies, its episode is rerun in another, `RETRIES`
-times. Local workers are new Python processes, not forks, which break a simulator's threads and GL contexts.
+Each worker has its own host, policies and environment, and receives one episode at a time. It writes no file of the
+run, but returns the bytes of the episode's record. If a worker dies, its episode is rerun in another worker, up to
+`RETRIES` times. Local workers are new Python processes, because forks break a simulator's threads and GL contexts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
-RETRIES = 1  # how often an episode is restarted, in a new worker, after its worker died
-STARTS = 3  # how many workers in a row may die before they are ready, on one node
+RETRIES = 1  # number of times that an episode is restarted in a new worker after its worker died
+STARTS = 3  # number of workers in a row on one node that die before they are ready, after which the start has failed
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 
@@ -43,12 +43,12 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """What is needed to make a policy of a run."""
+    """What a worker needs to make one policy of a run."""
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-    coupling: Coupling | None = None  # its filter and delay, if any
-    made: Policy | None = None  # an existing policy, which is sent as it is
+    coupling: Coupling | None = None  # the policy's filter and delay, if any
+    made: Policy | None = None  # a finished policy to send to the worker; None = make it from `spec` and `arguments`
 
     def make(self) -> Policy:
         return self.made or policies.make_policy(self.spec, self.arguments)
@@ -56,18 +56,18 @@ class WorkerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The host of a run and its policies by name, so that any process can make its own."""
+    """The host and the policies of a run by name, from which each worker makes its own host and policies."""
 
     host: str
     policies: Mapping[str, WorkerPolicy]
-    stopping: ruleset.Ruleset | None = None  # rules for ending an episode at its first violation; None = do not
+    stopping: ruleset.Ruleset | None = None  # rules whose first violation ends an episode; None = violations do not
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads it
-    workers: int = 1  # how many the run has, for messages
+    filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads a monitor
+    workers: int = 1  # number of workers in the run, for messages
     skips_crashing: bool = False  # whether to skip the rest of a task after `SAME_CRASHES` equal crashes
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
-        """Make the monitor, filters and delays, and return the runner of episodes; raises the errors of `Coupler`."""
+        """Return a runner of episodes, with its monitor, filters and delays. Raises the errors of `Coupler`."""
         watch = monitor.Monitor(self.stopping) if self.stopping else None
         coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
@@ -89,9 +89,9 @@ class WorkerParts:
             policy.close()
 
 
-READY: Final = "ready"  # host and policies exist; the worker can take an episode
+READY: Final = "ready"  # message of a worker that has made its host and policies and can take an episode
 Message = Literal["ready"] | int | EpisodeOutcome | errors.SafevlaError
-"""A number is the step count of the current episode; an error is one that the user must fix: the worker stops."""
+"""An integer is the step count of the current episode. An error is one that the user must fix; it ends the worker."""
 STEPS_BETWEEN = 20  # steps between two progress reports
 
 
@@ -102,17 +102,17 @@ class RemoteWorker(Protocol):
     """A process on any machine with its own host, policies and environment."""
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Give the worker an episode. Its messages, and the notice of its death, arrive later through the pool."""
+        """Give the worker an episode. The pool later yields the worker's messages, or that it has died."""
 
     def dismiss(self) -> None:
-        """Tell the worker to close everything and end, without waiting for that."""
+        """Request that the worker close everything and end; do not wait for its end."""
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end, kill it after the timeout, and return how it ended as text."""
+        """Wait for the worker's end, kill it after the timeout, and return a text that says how it ended."""
 
 
 class WorkerPool(Protocol):
-    """A source of workers of one kind."""
+    """Starts workers of one kind and receives their messages."""
 
     remedy: str  # advice for the user if workers die before they are ready
 
@@ -120,21 +120,21 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run goes on although a worker has died, or refused (`is_final`), before it was ready. If
-        not, a refusal ends the run, and so do `STARTS` deaths in a row when no worker is left.
+        """Return whether the run continues after a worker died, or refused (`is_final`), before it was ready. If false,
+        a refusal ends the run, and `STARTS` deaths in a row end it if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
-        """Wait about a second and yield (worker number, message), None for a worker that has died."""
+        """Wait up to about a second and yield (worker number, message). The message is None if the worker has died."""
 
 
 @dataclass
 class _BusyWorker:
     worker: RemoteWorker
     current: PlannedEpisode | None = None
-    steps: int = 0  # in the current episode, as last reported
+    steps: int = 0  # steps in the current episode, as last reported
     scene: Scene | None = None
-    waits: bool = False  # whether it is ready and idle
+    waits: bool = False  # whether the worker is ready and idle
 
     @property
     def is_starting(self) -> bool:
@@ -149,10 +149,10 @@ def run_pool(
     later: Iterable[Sequence[PlannedEpisode]] = (),
     ends_s: float = math.inf,
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in any order. The same workers
-    run each further batch of `later`, which is requested when all earlier ones have ended. None starts after `ends_s`
-    of `time.monotonic()`. Raises `RunError` if workers die before they are ready, and any `SafevlaError` that stops a
-    worker.
+    """Run the episodes with at most `count` workers of a pool and yield the outcomes as the episodes end, in any order.
+    The same workers run each further batch from `later`, which is requested when all earlier episodes have ended. No
+    episode starts once `time.monotonic()` reaches `ends_s`. Raises `RunError` if workers die before they are ready, and
+    any `SafevlaError` that ends a worker.
     """
     crew = _Crew(pool, keeps=later != (), ends_s=ends_s)
     try:
@@ -185,7 +185,7 @@ class _Crew:
 
     @property
     def _left(self) -> EpisodeQueue:
-        """The episodes that may still start: none once the time is up."""
+        """The episodes that may still start; empty once the time limit is reached."""
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property
@@ -193,7 +193,7 @@ class _Crew:
         return bool(self._left) or any(busy.current for busy in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
-        """Handle a worker's message (None = it died), and return the episode that has ended, if any."""
+        """Handle a worker's message (None = it died), and return the outcome of its episode if that has ended."""
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
@@ -251,7 +251,7 @@ class _Crew:
                     return None
                 raise errors.RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
         elif busy.current is None:
-            pass  # it was idle
+            pass  # the worker was idle
         elif self._deaths[busy.current.episode_id] < RETRIES:
             self._deaths[busy.current.episode_id] += 1
             self._left.put_back(busy.current)
@@ -270,7 +270,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment variables: one thread for linear algebra unless set, and its number."""
+    """Return the environment variables of a worker: its number, and one thread for linear algebra unless it is set."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 
@@ -278,11 +278,11 @@ _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler imp
 
 
 class WorkerProcess:
-    """One process and this side of its socket."""
+    """A local worker process, and this process's end of the pipe to it."""
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
-        # Ctrl-C reaches the whole process group; workers inherit that they ignore it.
+        # Ctrl-C reaches the whole process group. Workers inherit the blocked signal, so they ignore it.
         unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
@@ -304,7 +304,7 @@ class WorkerProcess:
         self._send(None)
 
     def end(self, timeout_s: float) -> str:
-        """Wait `timeout_s` for the process, kill it if it still runs, close the socket, and return how it ended."""
+        """Wait `timeout_s` for the process, kill it if it still runs, close the pipe, and return how it ended."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -318,11 +318,11 @@ class WorkerProcess:
         try:
             self.connection.send(message)
         except OSError:
-            return  # it has died; `receive_messages` notices
+            return  # the process has died, which `receive_messages` will notice
 
 
 class ProcessPool:
-    """The local worker processes."""
+    """The pool of local worker processes."""
 
     remedy = "Its messages are above. Fewer --workers need less memory; one worker runs in this process."
 
@@ -352,7 +352,7 @@ class ProcessPool:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return how a process ended as text; a negative return code is the number of the signal that killed it."""
+    """Return a text that says how a process ended. A negative return code is the signal that killed it."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
@@ -361,7 +361,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def serve_episodes() -> None:
-    """Serve episodes over the socket of descriptor `sys.argv[1]` until None comes; send errors that users must fix."""
+    """Run the episodes that arrive at the file descriptor `sys.argv[1]`, until None; send back outcomes and errors."""
     faulthandler.enable()
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
