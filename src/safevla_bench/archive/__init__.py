@@ -71,7 +71,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the episodes with keys that are not in `seen`, and an error for each other one; adds the keys to `seen`."""
+    """Yield the episodes whose keys are not in `seen`, and an error for each other episode; adds the keys to `seen`."""
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))

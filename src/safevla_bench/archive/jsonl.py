@@ -109,8 +109,7 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # bytes per read
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pieces of each gzip member or zstd frame once its checksum is verified; ignore zeros at the file's end.
-    """
+    """Yield the pieces of each gzip member or zstd frame once its checksum is verified; ignore zeros at the end."""
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
         member, pieces = new_member(), list[bytes]()

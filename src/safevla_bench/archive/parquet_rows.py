@@ -1,5 +1,4 @@
-"""The columns of the Parquet format: vectorized conversion of batches to and from Arrow tables with one row per
-episode.
+"""The columns of the Parquet format: vectorized conversion of batches to and from Arrow tables (row = episode).
 
 Columns have the names, types and units of the record's fields: the header's fields, `bodies` (name and role), `records`
 (the number of records), and the channels as nested lists over the steps. Null = not recorded. Other columns refer to
@@ -230,7 +229,7 @@ class _Columns:
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the items of a column's lists (one per row), the length of each list, [E], and whether it is present,
+        """Return the items of a column's lists (one per row), the length of each, [E], and whether each is present,
         [E].
         """
         if name not in self.rows.schema.names:
