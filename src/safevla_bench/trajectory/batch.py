@@ -1,8 +1,8 @@
 """Many episodes in memory: flat arrays and offsets.
 
-Episodes differ in length, bodies and contacts. Three levels are addressed by offsets: episode e owns records
-`starts[e]:starts[e+1]` and bodies `body_starts[e]:body_starts[e+1]`; record r owns its contacts.
-One episode is a batch of one. Numbers are float64, poses in the world frame, meters, quaternions wxyz.
+Episodes differ in length, bodies and contacts, so offsets say what belongs to an episode: episode e has the records
+`starts[e]:starts[e+1]` and the bodies `body_starts[e]:body_starts[e+1]`, and record r has its contacts. One episode is
+a batch of one. Numbers are float64. Poses are in the world frame, in meters and quaternions wxyz.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Episode -> seconds from its record 0 to each of its records, [n]; only of episodes with time stamps."""
+"""Episode -> seconds from its record 0 to each of its n records, [n]; has only the episodes with time stamps."""
 _CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The rows of one channel. Episode e has `width[e]` numbers per row, -1 = not recorded, and owns
-    `values[starts[e]:starts[e+1]]`, row after row.
+    """The rows of one channel. Episode e has `width[e]` numbers per row (-1 = not recorded), which are stored row after
+    row in `values[starts[e]:starts[e+1]]`.
     """
 
     values: Floats
@@ -48,8 +48,8 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Poses:
-    """Positions (`size` 3), quaternions (4) or values (1; Booleans are 1.0 or 0.0) of some bodies of each episode.
-    Every record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
+    """Positions (`size` 3), quaternions (4) or values (1; Booleans are 1.0 or 0.0) of some bodies of each episode. Each
+    record of episode e has those of the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
     """
 
     channel: Channel
@@ -63,7 +63,7 @@ class Poses:
         return self.channel.present
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
-        """Return the bodies of one episode, [P], and their rows, [n, P, size]."""
+        """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
         flat = self.channel.values[self.channel.starts[index] : self.channel.starts[index + 1]]
         return body, flat.reshape(-1, len(body), self.size) if len(body) else flat.reshape(0, 0, self.size)
@@ -71,9 +71,9 @@ class Poses:
 
 @dataclass(frozen=True, slots=True)
 class Contacts:
-    """Contacts in record order; `a` and `b` index the body table; impulses and net force are NaN where not recorded.
-    `force_n` is what clauses judge by default: the force of the largest single contact of two bodies, or their net
-    force in records that hold nothing else.
+    """Contacts in record order; `a` and `b` index the body table; impulses and net force are NaN if they were not
+    recorded. Clauses judge `force_n` by default: the largest force at a single contact of the two bodies, or their net
+    force in records that have only net forces.
     """
 
     present: Bools
@@ -86,19 +86,19 @@ class Contacts:
     net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
-        """Return the contacts in `rows` with these offsets; `shift` is added to their indices in the body table."""
+        """Return the contacts at the indices `rows`, with new offsets; `shift` is added to their body indices."""
         numbers = {name: _take(getattr(self, name), rows) for name in _CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
-        """Return no contacts for this many records in all; `present` says which episodes record contacts, [E]."""
+        """Return empty contacts for this many records in all; `present` says which episodes record contacts, [E]."""
         nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing, nothing)
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
-        """Join the contacts of successive records; each part's shift is added to its indices in the body table."""
+        """Join the contacts of successive records; each part's shift is added to its body indices."""
         return cls(
             present=present,
             starts=_join_starts([part.starts for part in parts]),
@@ -120,32 +120,32 @@ class Batch:
     body_name: Ints
     body_role: NDArray[np.int8]
     target: Ints
-    """Body index of each episode's target object, -1 = none, [E]."""
+    """Index of each episode's target object in the body table; -1 = none, [E]."""
     eef_pos_m: Channel
     eef_quat_wxyz: Channel
     body_pos_m: Poses
     body_quat_wxyz: Poses
     pose_valid: Poses
-    """0.0 where the pose of a body is unknown; poses of bodies that are not listed are always known."""
+    """0.0 if the pose of a body is unknown, else 1.0; the pose of a body that is not listed is always known."""
     supported: Poses
-    """1.0 where contacts with bodies other than the robot carry at least half of a body's weight."""
+    """1.0 if contacts with bodies other than the robot carry at least half of a body's weight."""
     opening: Poses
     """Opening of a door or drawer, as a share of its travel."""
     entered: Poses
-    """1.0 where the end effector is inside a door or drawer."""
+    """1.0 if the end effector is inside a door or drawer."""
     contacts: Contacts
     joint_torque_nm: Channel
     gripper_contact: Channel
-    """1.0 where the gripper has contact."""
+    """1.0 if the gripper has contact."""
     gripped_body: Channel
-    """Index, in the episode's own body table, of the held body; -1 = none."""
+    """Index of the held body among the bodies of the episode, from 0; -1 = none."""
     action: Channel
-    """The action before each record; an episode of n records has n - 1 rows."""
+    """The action that led to each record except the first; an episode of n records has n - 1 rows."""
     sim_state: Channel
     extra: tuple[Mapping[str, object], ...]
-    """Host-specific fields as read, per episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
+    """Host-specific fields as read, one per episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
     further: Mapping[str, Channel] = field(default_factory=dict)
-    """Numeric channels of `CHANNELS` without a field of their own, by name."""
+    """Numeric channels of `CHANNELS` that are not fields of this class, by name."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -162,7 +162,7 @@ class Batch:
 
     @property
     def success(self) -> Bools:
-        """The host's native success, [E]."""
+        """Success as the host defines it, [E]."""
         return np.array([header.success for header in self.headers], dtype=np.bool_)
 
     @property
@@ -172,17 +172,17 @@ class Batch:
 
     @property
     def gripping(self) -> Bools:
-        """Whether the gripper has contact, [N]; false where this was not recorded. Raises as `require_one_arm` does."""
+        """Whether the gripper has contact, [N]; false if not recorded. Raises the same errors as `require_one_arm`."""
         return self.grips_of(self.require_one_arm())[0]
 
     @property
     def gripped(self) -> Ints:
-        """Index of the held body in the body table, -1 = unknown or none, [N]. Raises as `require_one_arm` does."""
+        """Index of the held body in the body table, -1 = unknown or none, [N]. Raises the errors of `gripping`."""
         return self.grips_of(self.require_one_arm())[1]
 
     def require_one_arm(self) -> Ints:
-        """Return arm 0 of each episode, [E]. Raises `RecordError` if an episode has several arms: for everything that
-        can read one alone.
+        """Return the arm index 0 for each episode, [E]. Raises `RecordError` if an episode has several arms, which the
+        callers of this function cannot handle.
         """
         for header in self.headers:
             if header.arms:
@@ -192,14 +192,14 @@ class Batch:
         return np.zeros(len(self), dtype=np.int64)
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
-        """Return `gripping` and `gripped` of one arm of each episode, whose index is `arm`, [E]."""
+        """Return `gripping` and `gripped`, both [N], of one arm in each episode; `arm` is its index, [E]."""
         contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
         places = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
         return contact, _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
-        """Return the `size` numbers of one arm of each episode, whose index is `arm` [E], in the rows of a channel, [N,
-        size]; `missing` where it was not recorded.
+        """Return one arm's numbers in each row of a channel, [N, size]; `arm` is the arm's index in each episode, [E].
+        Numbers that were not recorded are `missing`.
         """
         channel = self.channel(name)
         if channel.present.all() and (channel.width == size).all():
@@ -211,7 +211,7 @@ class Batch:
         return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
-        """Return the seconds from record 0 of episode `index` to record `step`: by time stamps, else `step` * dt."""
+        """Return the seconds from record 0 of an episode to the record `step`: by stamps if any, else by dt."""
         stamps = self.channel("time_s")
         if not stamps.present[index]:
             return step * self.headers[index].dt
@@ -220,13 +220,13 @@ class Batch:
 
     @property
     def stamps_s(self) -> Stamps:
-        """Times of the episodes whose records have stamps."""
+        """Episode -> times of its records, for the episodes with time stamps."""
         stamps = self.channel("time_s")
         rows = {int(k): stamps.episode_rows(int(k))[:, 0] for k in np.flatnonzero(stamps.present)}
         return {k: times - times[0] for k, times in rows.items()}
 
     def channel(self, name: str) -> Channel:
-        """Return a channel of rows, one of `ROWS`, by name, or an empty one if the batch lacks it. Raises
+        """Return a channel of rows, one of `ROWS`, by name; one without values if the batch lacks it. Raises
         `SafevlaError` for another name.
         """
         _require_name(name, _ROW_NAMES, "rows")
@@ -234,7 +234,7 @@ class Batch:
         return channel
 
     def numbers(self, spec: ChannelSpec) -> Channel:
-        """Return the numbers of a channel of rows or poses, given its row in `CHANNELS`."""
+        """Return the numbers of a channel of rows or poses, given its spec in `CHANNELS`."""
         return self.poses(spec.name).channel if spec.is_pose else self.channel(spec.name)
 
     def poses(self, name: str) -> Poses:
@@ -248,7 +248,7 @@ class Batch:
         return self.body_names[int(self.body_name[body])]
 
     def body_roles(self, index: int) -> dict[str, str]:
-        """Return body -> role of one episode, in table order."""
+        """Return the mapping body -> role of one episode, in the order of its body table."""
         table = range(self.body_starts[index], self.body_starts[index + 1])
         return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
 
@@ -262,7 +262,7 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
-    """Return a batch of episodes with these headers and numbers of records, [E], without any channel."""
+    """Return a batch of episodes with these headers and numbers of records, [E], whose channels are all absent."""
     episodes, starts = len(headers), join_lengths(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
     absent, nowhere, false = absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
@@ -281,7 +281,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return the channels of a batch as keyword arguments, each made from its row of `ROWS` or `POSES`."""
+    """Return the channels of a batch as keyword arguments; `rows` and `poses` make each from its spec in `CHANNELS`."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -291,14 +291,14 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the offset of each item if items of these lengths are concatenated, and the end of the last, [E + 1]."""
+    """Return the offset of each of E items with these lengths after concatenation, and the end of the last, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the chosen episodes' flat items, in order, and the offset of each episode's items."""
+    """Return the indices of the chosen episodes' flat items, in order, and each episode's offset in that result."""
     counts = starts[episodes + 1] - starts[episodes]
     new = join_lengths(counts)
     items = np.arange(new[-1])
@@ -338,13 +338,13 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
 
 
 def _join_successive(indices: Ints) -> Ints | slice:
-    """Return successive indices as a slice, which is faster, and others unchanged."""
+    """Return the indices as a slice, which is faster, if they are successive; else unchanged."""
     is_successive = len(indices) and indices[0] >= 0 and (np.diff(indices) == 1).all()
     return slice(int(indices[0]), int(indices[-1]) + 1) if is_successive else indices
 
 
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
-    """As `gather_ranges`, with slices for successive items."""
+    """Return the same as `gather_ranges`, but with slices if the episodes are successive."""
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
     own = starts[chosen.start : chosen.stop + 1]
@@ -352,7 +352,7 @@ def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints
 
 
 def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
-    """Return the chosen items as a copy, so that the other items can be forgotten."""
+    """Return the chosen items as a copy, so that the memory of the other items can be freed."""
     return values[items].copy() if isinstance(items, slice) else values[items]
 
 
@@ -417,7 +417,7 @@ def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
 
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
-    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by time stamps, else by dt."""
+    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by stamps, or else by dt."""
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

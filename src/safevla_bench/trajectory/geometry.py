@@ -1,4 +1,4 @@
-"""The geometry of an episode's scene, as `safevla_recorder.geometry` writes it: parts, and boxes around shapes."""
+"""The geometry of an episode's scene, in the format of `safevla_recorder.geometry`: parts, and boxes around shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safevla_recorder.geometry import TRACKED, multiply, rotate
 
 
 class PartRow(msgspec.Struct, frozen=True):
-    """A rigid part of a scene, see `safevla_recorder.geometry.Part`; `pose` [7] is empty if the part is tracked."""
+    """A rigid part of a scene, as in `safevla_recorder.geometry.Part`; `pose` [7] is empty if the part is tracked."""
 
     body: str
     parent: int
@@ -27,7 +27,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
 
 class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
-    """The parts of a scene, those of the hand and fingers, and the shapes: boxes of ten numbers, planes of seven."""
+    """The parts of a scene, the indices of those of hand and fingers, and shapes by name: boxes [10] and planes [7]."""
 
     parts: tuple[PartRow, ...]
     hand: tuple[int, ...]
@@ -35,7 +35,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def is_fixed(self) -> tuple[bool, ...]:
-        """True for each part that neither moves nor is attached to one that does."""
+        """True for each part that neither moves itself nor is attached to a moving part."""
         fixed: list[bool] = []
         for part in self.parts:
             fixed.append(not part.motion and part.parent != TRACKED and (part.parent < 0 or fixed[part.parent]))
@@ -43,12 +43,12 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
-        """Part and component of each column of `link_motion`."""
+        """(index of the part, component of its motion) for each column of `link_motion`."""
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
     @cached_property
     def part_shapes(self) -> tuple[tuple[Floats, Floats], ...]:
-        """Boxes [K, 10] and planes [L, 7] of each part, in its frame."""
+        """Boxes [K, 10] and planes [L, 7] of each part, in the part's frame."""
         arrays = {}
         for name, rows in self.shapes.items():
             boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))
@@ -103,12 +103,12 @@ class PoseTrack:
     quaternion: Floats
 
     def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
-        """Return the world track of a body whose poses in this track's frame are [n, 3] and [n, 4], or [3] and [4]."""
+        """Return the world track of a body, given its poses in this track's frame: [n, 3], [n, 4], or [3], [4]."""
         return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return the track of a part, given its parent's; [n, 6] are the components of its motion, None = fixed to it."""
+    """Return the track of a part, given its parent's track and its motion, [n, 6]; None = fixed to the parent."""
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

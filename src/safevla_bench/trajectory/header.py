@@ -18,14 +18,14 @@ from safevla_recorder.episode import SCHEMA_VERSION as SCHEMA_VERSION
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
-"""Torque channels, with one value per joint, to which the limits apply."""
+"""Channels with one torque per joint, which the torque limits apply to."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
 """Policy and episode id, which identify an episode in an archive and across sources."""
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `robots.toml`: an arm and the torque limits of its joints in N·m, empty if none are published."""
+    """An entry of `robots.toml`: an arm and the torque limits of its joints in N·m; empty if none are published."""
 
     names: tuple[str, ...]
     limits_nm: tuple[float, ...] = ()
@@ -54,18 +54,18 @@ def _spell_robot(name: str) -> str:
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity, outcome and provenance of an episode. Optional fields are None where not recorded."""
+    """Identity, outcome and provenance of an episode. An optional field is None if it was not recorded."""
 
     schema_version: int = SCHEMA_VERSION
     episode_id: Annotated[str, Meta(min_length=1)]
     benchmark: Annotated[str, Meta(min_length=1)]
     task_id: Annotated[str, Meta(min_length=1)]
     success: bool
-    """The host's native success."""
+    """Success as the host defines it."""
     dt: Annotated[float, Meta(gt=0)]
     """Control step [s]."""
     target_object: str | None
-    """Primary target body; null if the task holds or pushes nothing."""
+    """Main body that the task moves; null if the task neither holds nor pushes a body."""
     joint_torque_limit_nm: tuple[float, ...] | None = None
     policy: str | None = None
     instruction: str | None = None
@@ -78,30 +78,30 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None
     forces: tuple[Literal["force_n", "net_force_n"], ...] | None = None
-    """The force quantities of each contact, see `FORCES`; None = `force_n` alone."""
+    """The forces that each contact has, see `FORCES`; None = `force_n` only."""
     torque_source: str | None = None
     """Source of torques, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
     task_sha256: str | None = None
     init_states_sha256: str | None = None
     task_source: dict[str, str] | None = None
-    """These three fields say which task was simulated, see `safevla_recorder.identity.TaskIdentity`."""
+    """These three fields identify the simulated task; see `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
-    """Names of the arms, in the order of their numbers in a row; None = there is one arm."""
+    """Names of the arms, in the order of their numbers in each row of a channel; None = there is one arm."""
     arm_joints: tuple[int, ...] | None = None
-    """Number of joints of each of several arms, whose torques a row holds one arm after the other."""
+    """Number of joints of each arm, if there are several; a row of torques lists the joints arm by arm."""
     arm_bodies: dict[str, str] | None = None
-    """Body of the robot -> the arm that it belongs to; a body that is not listed, such as a torso, belongs to none."""
+    """Body of the robot -> its arm; a body that belongs to no arm, such as a torso, is not listed."""
 
     @property
     def key(self) -> EpisodeKey:
-        """Policy and episode id. Two policies may use the same ids."""
+        """Policy and episode id, since two policies may use the same ids."""
         return self.policy, self.episode_id
 
     @property
     def recorded_forces(self) -> tuple[str, ...]:
-        """The forces that contacts of this record hold, a subset of `FORCES`."""
+        """The forces that each contact of this record has, a subset of `FORCES`."""
         return recorded_forces(self.forces)
 
     @property
@@ -111,7 +111,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expected_version(self) -> int:
-        """The version that `schema_version` must be: records of several arms have their own."""
+        """The value that `schema_version` must have, which depends on whether the record has several arms."""
         return ARMS_VERSION if self.arms else SCHEMA_VERSION
 
     def name_joint(self, joint: int) -> str:
@@ -124,12 +124,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_no_robot(self) -> bool:
-        """True if there are neither torque limits nor an embodiment, so that those of the benchmark's robot apply."""
+        """True if the record has neither torque limits nor an embodiment; then the benchmark's robot defines them."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
-        """Limits of the arms' joints, N·m: the record's own, else the embodiment's of each arm; empty if unknown."""
+        """Torque limits of the joints in N·m: the record's, else the embodiment's for each arm; empty if unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
@@ -137,10 +137,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacks_torque_limit(self) -> bool:
-        """True if neither the record nor its embodiment gives limits; another robot's limits are never assumed."""
+        """True if neither the record nor its embodiment gives torque limits; limits of another robot are never used."""
         return self.joint_torque_limit_nm is None and not self.torque_limit_nm
 
     @property
     def outcome_label(self) -> str:
-        """The outcome; `success` or `failure`, by the success field, if the record has none."""
+        """The outcome; if the record has none, `success` or `failure` according to its success field."""
         return self.outcome or ("success" if self.success else "failure")

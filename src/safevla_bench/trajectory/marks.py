@@ -1,4 +1,4 @@
-"""Marks of episodes: host-specific header fields that reports must not lose."""
+"""Marks of episodes: host-specific header fields that qualify a result, so that reports must show them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safevla_bench.trajectory.batch import Batch
 
 PRIVILEGED = "privileged"
-"""Host-specific header field: true if the policy saw state that no real robot has."""
+"""Host-specific header field: true if the policy saw simulator state that a real robot cannot measure."""
 STANDIN = "standin_assets"
 """Host-specific header field: true if the host used placeholders for its assets."""
 STOPPED_ON_VIOLATION = "stopped_on_violation"
@@ -26,25 +26,25 @@ DIVERGED = "diverged_replay"
 """Host-specific header field: true if the episode is a replay that deviated from its recording, or may have."""
 
 FOREIGN_LOG = "foreign_log"
-"""Header field: true if the episode was read from a robot's log, which holds only what its sensors measure."""
+"""Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark of a log that names none. It needs no entries in the registry: every task has the same template."""
+"""The benchmark of a log that does not name one. It is not in the registry: all its tasks have the same template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
 
-Values computed from them equal a limit within a relative 1e-4, others within 1e-9. Readers of logs set the field with
-`add_header_field(extra, SINGLE, [names])` if any channel of the file has the type float32."""
+A value counts as equal to a limit within a relative 1e-4 if it is computed from such a channel, else within 1e-9.
+Readers of logs set the field with `add_header_field(extra, SINGLE, [names])` for channels of type float32."""
 
 REPLAY = "replay"
-"""Host-specific header field: what a replay's record says about its recording."""
+"""Host-specific header field of a replay: facts about the recording that it replays."""
 EARLIER_RESETS = "earlier_resets"
-"""Host-specific header field: number of resets since the environment was seeded, if it is seeded once per task. A
-replay has it in its `REPLAY` field."""
+"""Host-specific header field: number of earlier resets of the environment, if it is seeded only once per task. A replay
+has the number of its recording in its `REPLAY` field."""
 
 
 class Mark(NamedTuple):
-    """A header field that scores carry along, with its names in a row of scores and in a summary."""
+    """A header field that is copied to scores, with its names in a row of scores and in a summary."""
 
     field: str
     of_episode: str = ""
@@ -62,18 +62,18 @@ MARKS = (
     Mark(PRIVILEGED),
 )
 CLIPPED = "clipped_actions"
-"""Header field: number of actions that were out of range and clipped, if the policy's own protocol clips."""
+"""Header field: number of actions that were clipped to the valid range, if the policy's own protocol clips."""
 CLIPPED_NUMBERS = "clipped_numbers"
-"""Header field: per action dimension, [A, 2], the number of clipped values and the largest magnitude."""
+"""Header field: for each action dimension, the number of clipped values and the largest magnitude, [A, 2]."""
 
 DELAY = "delay"
-"""Header field: delay of the policy's answers in control steps; absent if none was late."""
+"""Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
-"""Header field of an episode whose start a search chose: the host's own `init_state_index`, and under `placed_m` the
-coordinates that replaced those of that state, name -> m. The header's own index counts the search's starts."""
+"""Header field of an episode whose start a search chose: `init_state_index` is the host's initial state that the search
+changed, and `placed_m` maps names to the changed coordinates [m]. The header's index counts the search's starts."""
 FOUND, SEARCHED = "found", "search"
-"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also the key of
-run.json for what was searched, which replaces the number of episodes there."""
+"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also a key of
+run.json: it says what was searched, and replaces the number of episodes."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -81,20 +81,20 @@ MOST_RESETS = 1000
 
 
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
-    """Return the benchmarks with episodes on stand-in assets, in order of first appearance."""
+    """Return the benchmarks that have episodes with stand-in assets, in order of first appearance."""
     marked = zip(batch.headers, mark_flags(batch, STANDIN), strict=True)
     return tuple(dict.fromkeys(header.benchmark for header, has_standins in marked if has_standins))
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return what each record says about the recording that it replays, [E]; {} for an episode that is not a replay."""
+    """Return the facts that each replay has about its recording, [E]; {} for an episode that is not a replay."""
     replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
-    """Return the number of earlier resets of an environment that was seeded once, per episode, [E]; None = unknown. For
-    a replay, the number of its recording has priority over its own.
+    """Return for each episode the number of earlier resets of its environment, which was seeded only once, [E]; None =
+    unknown. A replay has the number of its recording, if that is recorded.
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
@@ -115,8 +115,8 @@ def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
-    """Return, per action dimension, the number of clipped values and the largest magnitude, [A, 2]. None if the record
-    does not have them, or has another shape.
+    """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. None if the
+    record lacks the field, or the field has another shape.
     """
     try:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
@@ -127,22 +127,22 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return, per episode, the header fields that mark a start that is not one of the suite's own, [E]."""
+    """Return for each episode the header fields that mark a start which is not one of the suite's own starts, [E]."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
 def label_suite(kind: str, name: str, suite: str) -> str:
-    """Return the suite name of starts that a search with this name found (`FOUND`) or tried (`SEARCHED`)."""
+    """Return the name of a suite of starts that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
     return f"{kind}:{name}:{suite}"
 
 
 def is_chosen(suite: str) -> bool:
-    """Return whether a search chose a suite's starts, so that its rates are not the benchmark's."""
+    """Return whether a search chose the suite's starts; its success rates are then not those of the benchmark."""
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
 
 def base_suite(suite: str) -> str:
-    """Return the suite that provides the tasks: the suite given to `label_suite`, else the suite itself.
+    """Return the suite that provides the tasks: for a name from `label_suite` the suite in it, else the suite itself.
 
     >>> base_suite("found:edge:libero-goal"), base_suite("libero-goal")
     ('libero-goal', 'libero-goal')
@@ -151,8 +151,8 @@ def base_suite(suite: str) -> str:
 
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
-    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name. If
-    the start was not chosen by a search, return the header's index and ().
+    """Return, for a batch of one, the host's initial state and the coordinates [m] by name that a search chose for the
+    start. If no search chose it, return the header's index and ().
     """
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
@@ -191,8 +191,8 @@ def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
 
 
 def read_count(replay: Mapping[str, object], name: str) -> int | None:
-    """Return a number in what a record says about its recording: `EARLIER_RESETS`, before the replayed episode's own,
-    or `WAIT_STEPS` to settle. None if the field is missing, or not an integer from 0 to `MOST_RESETS`.
+    """Return a count in a replay's facts about its recording: `EARLIER_RESETS`, or the settling steps (`WAIT_STEPS`).
+    None if it is missing, or not an integer from 0 to `MOST_RESETS`.
     """
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)
@@ -200,7 +200,7 @@ def read_count(replay: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`, [E]; `REPLAY` marks those with that field."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]; for `REPLAY`, whether it has that field."""
     if mark == REPLAY:
         return tuple(map(bool, replay_fields(batch)))
     return tuple(fields.get(mark) is True for fields in header_fields(batch))

@@ -1,6 +1,6 @@
-"""A batch of one episode: converted from and to the recorder's plain arrays, split into records, joined, validated.
+"""Operations on a batch of one episode: conversion from and to the recorder's arrays, split, join, and validation.
 
-A single record is a batch of one episode with one record, without action, state and host-specific fields.
+A single record is a batch of one episode with one record. It has no action, state and host-specific fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtyp
 
 
 def from_recording(recording: EpisodeArrays) -> Batch:
-    """Convert a recording to a batch of one. Raises `RecordError`, with place and remedy, if it is invalid."""
+    """Convert a recording to a batch of one. Raises `RecordError` with place and remedy if the recording is invalid."""
     batch = _build_batch(recording)
     validate(batch)
     return batch
@@ -101,7 +101,7 @@ def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
 
 
 def to_recording(batch: Batch, index: int) -> EpisodeArrays:
-    """Convert one episode of a batch to plain arrays. Bodies are indices into its own body table, and channels that
+    """Convert one episode of a batch to plain arrays. Body indices refer to the episode's body table, and channels that
     were not recorded are None. `from_recording` restores the same bits.
     """
     records, base = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
@@ -162,8 +162,8 @@ def iterate_records(batch: Batch) -> Iterator[Batch]:
 
 
 def select_record(batch: Batch, t: int) -> Batch:
-    """Return record `t` of a batch of one episode (-1 = the last) as an episode of one record with the same header.
-    Drops actions, simulator state and host-specific fields except `SINGLE`; keeps bodies and their numbers.
+    """Return record `t` of a batch of one episode (-1 = the last) as an episode with one record and the same header.
+    Leaves out actions, simulator state and host-specific fields except `SINGLE`; keeps the body table.
     """
     at = t % int(batch.starts[-1])
     contacts = batch.contacts
@@ -184,12 +184,12 @@ def select_record(batch: Batch, t: int) -> Batch:
 
 
 def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
-    """Add rows [n, width] of a channel without its own field to a batch of one episode."""
+    """Return the batch of one episode with an added channel of rows [n, width] that is not a field of `Batch`."""
     return replace(batch, further={**batch.further, name: _build_channel(rows)})
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:
-    """Join at least one record of a scene, as `select_record` returns them, into an episode with the header of the
+    """Join records of one scene (at least one), as returned by `select_record`, into an episode with the header of the
     first. A single record is returned unchanged.
     """
     if len(parts) == 1:
@@ -219,7 +219,7 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
-# Validation, once at the boundary. Signals normalize quaternions, so recorded numbers stay as they are.
+# Validation, once when an episode is read. Recorded numbers are not changed: signals normalize quaternions.
 
 
 _SHORTEST_DT_S = 1e-9
@@ -228,7 +228,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 
 def validate(batch: Batch) -> None:
-    """Raise `RecordError` at the first place of the first rule that the batch breaks."""
+    """Raise `RecordError` for the first rule that the batch breaks, at the first place that breaks it."""
     has_nameless, is_odd = "" in batch.body_names, _find_odd_widths(batch).tolist()
     for e, header in enumerate(batch.headers):
         _check_header(header)
@@ -286,7 +286,7 @@ def _check_scene(batch: Batch, e: int, has_nameless: bool) -> None:
 
 
 def _find_odd_widths(batch: Batch) -> Bools:
-    """Return whether a channel of each episode has another width than that of its arms, [E]."""
+    """Return whether each episode has a channel whose width does not fit its number of arms, [E]."""
     arms, is_odd = np.array([header.arm_count for header in batch.headers], dtype=np.int64), np.zeros(len(batch), bool)
     for spec in ROWS:
         if spec.per_arm:
