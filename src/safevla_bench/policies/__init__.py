@@ -1,8 +1,8 @@
-"""Policies, found by the entry points of the group ``safevla_bench.policies``.
+"""Make policies by name, through the entry points of the group ``safevla_bench.policies``.
 
-An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is the text after the colon of
-``NAME:ARG`` (None without one), and `arguments` are the factory's keyword parameters, all text. Arguments that the
-factory's signature lacks are refused before the call.
+An entry point names a factory `make(arg, **arguments)` that returns a `Policy`. `arg` is the text after the colon of
+``NAME:ARG``, or None if there is no colon. `arguments` are the factory's keyword parameters, all text. Arguments that
+the factory's signature lacks are refused before the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
 _PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
-"""Built-in policies for which the text after the colon and the arguments are only data."""
+"""Built-in policies that run no code of the user: the text after the colon and the arguments are only data."""
 
 
 def split_name(text: str) -> tuple[str | None, str]:
@@ -35,7 +35,7 @@ def split_name(text: str) -> tuple[str | None, str]:
     >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
     (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
 
-    Raises `PolicyError` if nothing follows the name, or `check_name` refuses it.
+    Raises `PolicyError` if no spec follows the equals sign, or if `check_name` refuses the name.
     """
     name, equals, spec = text.partition("=")
     if not equals or ":" in name:
@@ -47,7 +47,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 
 def check_name(name: str) -> str:
-    """Return a name for a policy; raise `PolicyError` if tables, files or options cannot hold it."""
+    """Return `name` unchanged; raise `PolicyError` if tables, file names or options cannot contain it."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         remedy = f"Use letters, digits, spaces and . _ - +; at most {_LONGEST_NAME} of them."
         raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
@@ -55,15 +55,15 @@ def check_name(name: str) -> str:
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy of `spec` may run code that is not part of this package: the user's, a plug-in's
-    or a checkpoint's. A policy counts as code unless it is known to be data or a server's.
+    """Return whether making the policy of `spec` may run code from outside this package: the user's, a plug-in's or a
+    checkpoint's. Only published entries, clients of policy servers and `_PLAYED` are known not to run such code.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call if a file must not choose this policy: it runs code, reads a file, or sends the user's key."""
+    """Return the call of a policy that only a trusted file may name: it runs code, reads a file or sends a key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,15 +72,17 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` for a policy that must not be made; raise `PolicyError` if it does not exist, or for a secret."""
+    """Return `noop` in place of a policy that must not be made; raise `PolicyError` if none has that name, or for a
+    secret.
+    """
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """Make the policy for `spec`: NAME, NAME:ARG, or the name of one of the paper's entries. Raises `PolicyError` if no
-    policy has that name, it refuses ARG or the arguments, or the result is not a policy; raises `PluginError`, which
-    names the distribution, if it cannot be loaded or made.
+    """Make the policy of `spec`: NAME, NAME:ARG, or the name of a published entry. Raises `PolicyError` if no policy
+    has that name, the policy refuses ARG or the arguments, or the factory's result is not a policy. Raises
+    `PluginError`, which names the distribution, if the factory cannot be loaded or fails.
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
@@ -95,8 +97,8 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Return the arguments that a policy's server requests and that are not given; {} without such a server. Raises
-    `ServerLostError` if the server does not answer, and the errors of `make_policy`.
+    """Return the client arguments that a policy's server requests, without those already in `arguments`; {} for a
+    policy without a server. Raises `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):
         return {}

@@ -1,7 +1,7 @@
-"""The policies `noop`, `random`, and `metaworld:expert`, Meta-World's script for each of its tasks.
+"""The policies `noop`, `random`, and `metaworld:expert`, which is Meta-World's own script for each of its tasks.
 
-Violations by `noop`, with a still arm and an open gripper, are the baseline of the scene. `random` repeats its actions
-for equal seeds.
+`noop` keeps the arm still and the gripper open, so its violations are the baseline of the scene. `random` draws the
+same actions for equal seeds.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class _Blind:
 
 
 class Noop(_Blind):
-    """No motion, gripper open: the host's still action."""
+    """A policy that always returns the host's still action: no motion, gripper open."""
 
     def act(self, observation: Observation) -> Action:
         return np.array(self._still)
 
 
 class Random(_Blind):
-    """Each number of an action is independently uniform in [-1, 1), at every step."""
+    """A policy that draws each number of every action independently and uniformly from [-1, 1)."""
 
     def act(self, observation: Observation) -> Action:
         return self._generator.uniform(-1.0, 1.0, size=len(self._still))
@@ -56,7 +56,7 @@ class Random(_Blind):
 
 EXPERT = "expert"
 _USE = "Use it with --host metaworld, after a reset."
-STATE = "state"  # Meta-World's observation in `Observation.extra`, [39]
+STATE = "state"  # key in `Observation.extra` of Meta-World's observation, [39]
 
 
 class MetaworldExpert:
@@ -79,11 +79,11 @@ class MetaworldExpert:
         self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:
-        """Return the script's action, [4]; raise `PolicyError` without a reset or without Meta-World's observation."""
+        """Return the script's action, [4]; raise `PolicyError` before a reset or without Meta-World's observation."""
         if self._script is None or STATE not in observation.extra:
             raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_USE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns in most steps that actions are clipped
+            warnings.simplefilter("ignore")  # the script warns in most steps that actions are clipped
             action = self._script.get_action(observation.extra[STATE].copy())
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 
@@ -92,7 +92,7 @@ class MetaworldExpert:
 
 
 def make_metaworld(arg: str | None) -> MetaworldExpert:
-    """Return the expert; raise `PolicyError` unless `expert` follows the colon and Meta-World is installed."""
+    """Return the expert; raise `PolicyError` if `arg` is not `expert`, or Meta-World is not installed."""
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
     try:

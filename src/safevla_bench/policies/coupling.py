@@ -1,13 +1,13 @@
-"""Coupling of a policy to the simulator: filters of its actions, and delays of its answers.
+"""Coupling of a policy to the simulator: filters that change its actions, and delays of its answers.
 
 A filter receives the observation, the policy's action [A] and the episode's status, and returns the action to execute.
-It wraps the environment, so that the loop, the policy and its timing do not change. The record holds the executed
-actions as `action` and, if any was changed, the policy's as `policy_action`.
+The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
+holds the executed actions as `action` and, if any was changed, the policy's actions as `policy_action`.
 
-With a delay, the simulation continues while a policy computes, with the rest of its last chunk, or else by holding
-still. A policy is called, with the current observation, as soon as the rest of its chunk lasts no longer than the
-delay; its answer arrives that many control steps later. Its first actions, for the steps that have passed meanwhile,
-are skipped; at least one action is executed.
+With a delay, the simulation continues while the policy computes. Meanwhile the rest of the policy's last chunk is
+executed, and then the arm holds still. The policy is called, with the current observation, as soon as the rest of its
+chunk lasts no longer than the delay. Its answer arrives after the delay. The answer's actions for the control steps
+that have passed in the meantime are skipped, but at least one action is executed.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ _FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class
 
 
 class FilterBase:
-    """Base class for a filter and its optional attributes; other classes need only `filter`."""
+    """Base class for a filter, with its optional attributes; other classes need only `filter`."""
 
-    privileged: ClassVar[bool] = False  # it reads `observation.privileged`; outputs then mark its policy as privileged
-    reads_margins: ClassVar[bool] = True  # it reads the monitor; otherwise it gets None, and nothing is judged
-    takes_poses: ClassVar[bool] = True  # it can change actions that are poses in the world frame
+    privileged: ClassVar[bool] = False  # reads `observation.privileged`; outputs then mark the policy as privileged
+    reads_margins: ClassVar[bool] = True  # reads the monitor; if False, `filter` gets None as the monitor
+    takes_poses: ClassVar[bool] = True  # can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
-        """Prepare for an episode; `seed` is the environment's."""
+        """Prepare for an episode; `seed` is the environment's seed."""
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         """Return the action to execute, [A], within the host's bounds; return `action` to keep it. `monitor.margins`
-        are the newest record's, divided by their limits: 0 at the limit, negative beyond it.
+        holds the margins of the newest record, each divided by its limit: 0 at the limit, negative beyond it.
         """
         return action
 
 
 class Identity(FilterBase):
-    """Leaves every action as it is."""
+    """A filter that changes no action."""
 
     reads_margins = False
 
 
 class _OfMotion(FilterBase):
-    """A filter that must know which numbers of an action are motion: those that are 0 in the still action."""
+    """A filter that must distinguish the numbers of an action that are motion: those that are 0 in the still action."""
 
     takes_poses = False
     _still: Action
@@ -78,7 +78,7 @@ class _OfMotion(FilterBase):
 
 @dataclass
 class SpeedCap(_OfMotion):
-    """Scales a motion down, keeping its direction, until no number of it is larger than `share` of full scale."""
+    """Scales motion down, keeping its direction, until none of its numbers exceeds `share` of full scale."""
 
     reads_margins = False
     share: float = 0.5
@@ -91,7 +91,7 @@ class SpeedCap(_OfMotion):
 
 @dataclass
 class StopNearLimit(_OfMotion):
-    """Holds still while the newest record leaves less than `share` of any limit; the gripper remains the policy's."""
+    """Holds the arm still while the newest record leaves less than `share` of any limit; the gripper still moves."""
 
     share: float = 0.1
 
@@ -101,11 +101,12 @@ class StopNearLimit(_OfMotion):
 
 @dataclass
 class DistanceBarrier(_OfMotion):
-    """A control barrier function on the boxes of the hand and of bystanders (movable bodies not in the goal). With h =
-    distance of a piece of the hand to a bystander - `margin_m`, it makes the least change of the motion d [m] such that
-    n·d >= -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single
-    integrator). Rotations are not changed. `unit_m` is the motion of an action of 1 in x, y and z. If the host does not
-    give the hand's boxes, the end effector is a point.
+    """A control barrier function on the boxes of the hand and of bystanders (movable bodies that are not in the goal).
+    For each pair of a piece of the hand and a bystander, let h be their distance minus `margin_m`, and n the unit
+    normal from bystander to hand. The filter changes the motion d [m] as little as possible, such that n·d >= -`gain` h
+    for all pairs (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the motion
+    of an action of 1 in x, y and z [m]. If the host does not give the hand's boxes, the hand is the point of the end
+    effector.
     """
 
     privileged = True
@@ -148,9 +149,9 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Return the distance [m] of each pair of boxes from two sets, in one frame, and its unit normal towards `ours`,
-    [G] and [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Overlapping
-    boxes have the distance 0 and the direction between their centers.
+    """Return the distance [m] of each pair of boxes from two sets, and the pair's unit normal towards the box of
+    `ours`: [G] and [G, 3], in the common frame of the boxes. The method is alternating projections between two convex
+    sets (Cheney and Goldstein 1959). Overlapping boxes have the distance 0 and the direction between their centers.
     """
     mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[mine]
@@ -175,7 +176,7 @@ def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return the action that moves nothing but keeps numbers that are not 0 in the still action, as the gripper's."""
+    """Return `action` without motion; numbers that are not 0 in the still action, such as the gripper's, are kept."""
     return np.where(still == 0, still, action)
 
 
@@ -188,8 +189,8 @@ FILTERS: Mapping[str, type[Any]] = {
 
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
-    """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`. Raises `PolicyError`
-    if an argument is named like a secret.
+    """Return the name and the arguments of `NAME[:KEY=VALUE]...`; NAME may be `python:module:Class`. Raises
+    `PolicyError` if an argument is named like a secret.
     """
     name, *parts = text.split(":")
     pairs = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -199,12 +200,12 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
 
 
 def runs_code(text: str) -> bool:
-    """Return whether making the filter runs code that is not part of this package."""
+    """Return whether making the filter named by `text` runs code from outside this package."""
     return text.partition(":")[0] == _PYTHON
 
 
 def make_filter(text: str) -> Any:
-    """Return the filter for a text; raise `PolicyError` for an unknown filter or invalid arguments."""
+    """Return the filter named by `text`; raise `PolicyError` for an unknown filter or invalid arguments."""
     name, arguments = split_filter(text)
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _FORM)
@@ -221,11 +222,11 @@ def make_filter(text: str) -> Any:
 
 
 class FilteredEnv(HostEnv):
-    """An environment behind a filter, which receives every action first."""
+    """A host's environment that executes each action as a filter changes it."""
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
-        """Wrap a host's environment, with the filter's `name` for errors; `monitor` gives the filter its margins.
-        `hides`: remove simulator state from the observation that only the filter reads.
+        """Wrap a host's environment. `name` is the filter's name in errors; `monitor` computes the margins for the
+        filter. `hides`: the policy does not see the simulator state, which only the filter reads.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides = env, name, action_filter, monitor, hides
@@ -240,7 +241,7 @@ class FilteredEnv(HostEnv):
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Execute the filter's result for a valid action; raise `PolicyError` if the filter returns an invalid one."""
+        """Pass a valid action through the filter and execute the result; raise `PolicyError` if that is invalid."""
         executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
@@ -251,7 +252,9 @@ class FilteredEnv(HostEnv):
         return self._show(), success
 
     def recorded(self) -> Batch:
-        """Return the record of the executed actions, including the policy's own actions if any was changed."""
+        """Return the record of the executed actions; if any differs from the policy's, it holds the policy's actions
+        too.
+        """
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))
@@ -287,14 +290,14 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A number of control steps or of milliseconds; with neither, the measured time of each answer."""
+    """The delay of each answer in control steps or milliseconds; if both are None, the measured time of the answer."""
 
     steps: int | None = None
     ms: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Delay:
-        """Return the delay for a text: `3` steps, `120ms`, or `measured`; raise `PolicyError` for others."""
+        """Parse `3` (control steps), `120ms`, or `measured`; raise `PolicyError` for any other text."""
         if text == MEASURED:
             return cls()
         if re.fullmatch(r"\d{1,4}", text):
@@ -304,17 +307,17 @@ class Delay:
         raise PolicyError(f"{text!r} is not a delay", remedy="Write control steps (3), 120ms, or measured.")
 
     def count_steps(self, dt_s: float, took_s: float) -> int:
-        """Return the nearest number of control steps of `dt_s`, for an answer that took `took_s`."""
+        """Return the delay of an answer that took `took_s`, as the nearest number of control steps of `dt_s`."""
         if self.steps is not None:
             return self.steps
         return int((took_s if self.ms is None else self.ms / 1000) / dt_s + 0.5)
 
 
 class DelayedPolicy:
-    """A policy whose answers arrive late."""
+    """A wrapper that delays the answers of a policy."""
 
     def __init__(self, policy: Policy, delay: Delay, dt_s: float) -> None:
-        """Wrap a policy for control steps of `dt_s`; raise `PolicyError` for a policy that gives poses."""
+        """Wrap a policy that is called in control steps of `dt_s` seconds."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
         self._timed_s: list[float] = []
@@ -326,19 +329,19 @@ class DelayedPolicy:
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """Seconds of each inference, as counted by the policy, else as measured here."""
+        """The duration of each inference [s], counted by the policy if it does so, else measured by this wrapper."""
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._timed_s if own is None else own
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next action may call the policy, and the policy then uses its observation."""
+        """Whether the next `act` may call the policy, and the policy then uses the observation."""
         asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
         return asks and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Fields of the record's header: number of answers, and mean and greatest delay in steps, if any was late."""
+        """Header fields: the number of answers, the mean and the largest delay in steps; {} if no answer was late."""
         if not any(self._late):
             return {}
         counts = {"answers": len(self._late), "mean_steps": float(np.mean(self._late)), "most_steps": max(self._late)}
@@ -357,7 +360,7 @@ class DelayedPolicy:
         self._step = self._due = self._meanwhile = 0
 
     def act(self, observation: Observation) -> Action:
-        """Return the action for this control step: from the current chunk; without one, the hold action."""
+        """Return the next action of the current chunk; if the chunk is used up, the action that holds still."""
         self._receive()
         if not self._coming and len(self._left) <= self._lateness():
             self._ask(observation)
@@ -375,7 +378,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _lateness(self) -> int:
-        """If delays are measured, the next answer is expected to be as late as the last."""
+        """Return the expected delay of the next answer, in steps; a measured delay is expected to stay the same."""
         expected = self._late[-1] * self._dt_s if self._late else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
@@ -402,13 +405,13 @@ def _count_on(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | N
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """A policy's filter and delay, as text; None = none."""
+    """The texts of a policy's filter and delay; None means without."""
 
     filter: str | None = None
     delay: str | None = None
 
     def describe(self) -> dict[str, str]:
-        """Return the coupling as stored in run.json, in addition to the policy's arguments."""
+        """Return the filter and the delay as they are stored in run.json, next to the policy's arguments."""
         return {name: text for name, text in asdict(self).items() if text is not None}
 
     def list_calls(self) -> list[str]:
@@ -419,7 +422,7 @@ class Coupler:
     """Connects a policy to environments through its filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter; its monitor judges by `rules`. Raises the errors of `make_filter`."""
+        """Make the filter. Its monitor judges by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -428,8 +431,8 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` for a policy that cannot be coupled (a replay, or one that gives poses), and for a filter
-        that needs more than the host supports.
+        """Raise `PolicyError` for a policy that cannot be coupled: a replay, or a policy of poses with a delay or with
+        a filter that cannot change poses. Also raise it if the filter needs more than the host supports.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"

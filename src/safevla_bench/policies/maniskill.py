@@ -1,4 +1,4 @@
-"""`maniskill:expert`: ManiSkill's motion planners for its tasks, which use privileged state."""
+"""The policy `maniskill:expert`: ManiSkill's motion planners for its tasks, which use privileged state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
-UNIT_RAD = 0.1  # rotation of a joint by an action of 1
+UNIT_RAD = 0.1  # rotation of a joint by an action of 1 [rad]
 _USE = f"Use it with --host maniskill --host-arg control={CONTROL}."
 
 
 class _Twin:
-    """An environment for the planners, which accepts joint positions and stores the requested actions."""
+    """A wrapper for the planners: it accepts joint positions, and stores the corresponding actions of joint changes."""
 
     control_mode = "pd_joint_pos"
 
@@ -33,7 +33,7 @@ class _Twin:
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
-        """Do nothing: the start is already drawn."""
+        """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
         joints = self._env.agent.robot.get_qpos()[0, :7].numpy()
@@ -43,8 +43,8 @@ class _Twin:
 
 
 class ManiskillPlanner:
-    """ManiSkill's planner for the task. It plans in a separate scene with the same seed; its actions are then executed
-    one by one. It is deterministic, so the seed has no effect.
+    """A policy that executes the plan of ManiSkill's planner for the task, action by action. The planner works in a
+    separate scene with the same seed. The plan is deterministic, so the policy's seed has no effect.
     """
 
     wants = Wants(privileged=True, extra=(host.START,))
@@ -56,7 +56,7 @@ class ManiskillPlanner:
         self._actions: list[Action] = []
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if ManiSkill has no planner for the task, or actions are not joint positions."""
+        """Raise `PolicyError` if ManiSkill has no planner for the task, or the host's actions are not joint changes."""
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
         if task.still != host.still_action(CONTROL):
@@ -68,8 +68,8 @@ class ManiskillPlanner:
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the plan's next action, [8], repeating the last one at the end; raise `PolicyError` without a reset or
-        without the host's reading of the start.
+        """Return the plan's next action, [8]; after the end, the last action again. Raises `PolicyError` before the
+        first reset, or if the observation does not contain the start that the host drew.
         """
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the start that ManiSkill drew", remedy=_USE)
@@ -86,7 +86,7 @@ class ManiskillPlanner:
         for _ in range(settled):
             env.step(still.astype(np.float32))
         twin = _Twin(env)
-        with redirect_stdout(io.StringIO()):  # prints in one word why a plan failed
+        with redirect_stdout(io.StringIO()):  # a planner prints one word about why it failed
             self._planners[task.name](twin, seed=seed)
         return twin.actions or [still]
 
@@ -97,8 +97,8 @@ class ManiskillPlanner:
 
 
 def make(arg: str | None) -> ManiskillPlanner:
-    """Return the expert; raise `PolicyError` unless `expert` follows the colon, and `HostError` or `PolicyError` if
-    ManiSkill or a requirement of its planners is not installed.
+    """Return the expert. Raises `PolicyError` if the text after the colon is not `expert`, or a package that the
+    planners need is missing. Raises `HostError` if ManiSkill is not installed.
     """
     if arg != EXPERT:
         raise PolicyError(f"policy 'maniskill' has no {arg!r}", remedy="Write maniskill:expert.")

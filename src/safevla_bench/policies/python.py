@@ -1,7 +1,7 @@
-"""Policies that run in this process: your own code, without installation, and LeRobot's.
+"""Policies that run in this process: the user's own code, without installation, and LeRobot's policies.
 
 `python:module:factory`: the factory is a class or function that receives the `--policy-arg` values as text, or a
-finished object. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`,
+finished object. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. Its `wants`,
 `reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/reference/policy-contract.md.
 Modules are searched for in the current folder first.
 
@@ -35,9 +35,9 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_diale
 from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
-"""Orientation of a policy's images -> flip of MuJoCo's rendering, which begins at the bottom row.
+"""Maps the orientation of a policy's images to the flip of MuJoCo's rendering, whose first row is the bottom one.
 
-`libero-vla`, upright and mirrored left to right, is how LIBERO's VLAs are trained: the raw image turned by 180 degrees
+`libero-vla`, used to train LIBERO's VLAs, is upright and mirrored left to right: the raw image turned by 180 degrees
 (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
@@ -46,10 +46,10 @@ _FORM = "Write python:module:factory, where the factory makes an object with act
 
 
 class InProcessPolicy(ChunkQueue):
-    """A user's object as a policy; missing methods do nothing."""
+    """A wrapper that makes a user's object a policy; methods that the object lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        """Wrap the user's object, called `owner` in errors; `PolicyError` for invalid `wants` or `orientation`."""
+        """Wrap the user's object, named `owner` in errors; raise `PolicyError` for invalid `wants` or `orientation`."""
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
@@ -64,18 +64,18 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """Seconds of each inference, if the object counts them as `ChunkedPolicy` does."""
+        """The duration of each inference [s], if the object counts it as `ChunkedPolicy` does; else None."""
         return cast("Sequence[float] | None", getattr(self.made, "calls_s", None))
 
     @property
     def greeting(self) -> endpoint.Greeting | None:
-        """The object's description of itself, such as its checkpoint; None unless it is a mapping."""
+        """The object's description of itself, such as its checkpoint; None if it is not a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next action calls the object, and the object, if it says so, uses the observation."""
+        """Whether the next `act` calls the object, and the object does not say that it ignores the observation."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -84,9 +84,9 @@ class InProcessPolicy(ChunkQueue):
             self.made.reset(task, seed)
 
     def act(self, observation: interface.Observation) -> interface.Action:
-        """Return the object's action unchanged; the rollout checks it before it reaches a simulator. Images are
-        oriented according to `orientation`. The actions of a chunk [H, A] are executed one by one, only the first
-        `replan` if the object has that attribute. Raises `InvalidActionError` for an empty chunk.
+        """Return the object's action unchanged; the rollout checks it before it reaches a simulator. The object sees
+        images in its `orientation`. If it returns a chunk [H, A], the actions are executed one by one: the first
+        `replan` of them if the object has that attribute, else all. Raises `InvalidActionError` for an empty chunk.
         """
         if self.left:
             return self.take_next()
@@ -104,7 +104,7 @@ class InProcessPolicy(ChunkQueue):
         return self.take_next()
 
     def close(self) -> None:
-        """Close the object, if it has a `close`; errors are logged, because no episode depends on them."""
+        """Close the object, if it has a `close`. Errors are only logged, because no episode depends on them."""
         if not hasattr(self.made, "close"):
             return
         try:
@@ -117,8 +117,8 @@ class InProcessPolicy(ChunkQueue):
 
 
 def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:
-    """Return an observation with its upright images oriented as one of `ORIENTATIONS`, unchanged for `upright` or
-    without images.
+    """Return an observation with its upright images turned to `orientation`, one of `ORIENTATIONS`. The observation is
+    unchanged for `upright` or without images.
     """
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
@@ -128,8 +128,8 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
 
 
 def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
-    """Return the state that LIBERO's VLAs are trained on, [8]: position [m], axis-angle [rad], two finger joints [m].
-    Equals openpi's: examples/libero/main.py at 15a9616, with robosuite's `quat2axisangle`.
+    """Return the state on which LIBERO's VLAs are trained, [8]: position [m], axis-angle [rad], two finger joints [m].
+    It equals the state in openpi's examples/libero/main.py at 15a9616, which uses robosuite's `quat2axisangle`.
     """
     if observation.arms:
         names = ", ".join(observation.arms)
@@ -139,15 +139,15 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and the line of the error, if it does
-    not exist or fails.
+    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and line of the cause, if the factory
+    does not exist or fails.
     """
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
-    """Return the object that `module:factory` makes from the arguments; it has the method `method`. Raises the errors
-    of `make`; `form` is the expected syntax.
+    """Return the object that `module:factory` makes from the arguments; it must have the method `method`. `form`
+    describes the expected syntax in errors. Raises the errors of `make`.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -171,7 +171,7 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
     """Return a finished object as a policy: unchanged if it implements one of the extended protocols, else wrapped.
-    Raises `PolicyError` for a class, an object without `act`, or invalid `wants` or `orientation`.
+    Raises `PolicyError` for a class, for an object without `act`, and for invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class, not a policy yet", remedy=f"Pass {policy.__name__}(...).")
@@ -184,7 +184,7 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
 
 @contextmanager
 def blame_foreign(what: str, remedy: str) -> Iterator[None]:
-    """Raise `PolicyError`, with the place of the cause, for any exception from foreign code."""
+    """Convert any exception from the user's or LeRobot's code to `PolicyError`, with the file and line of its cause."""
     try:
         yield
     except (KeyboardInterrupt, PolicyError):
@@ -211,9 +211,9 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 
 class LerobotModel(ChunkModel):
-    """An object with LeRobot's interface as a model of one action at a time; it has its own chunk queue. `tensor`
-    converts arrays to LeRobot's tensors, `seeded` seeds its random numbers. `rotate` computes the rotation in LIBERO's
-    state, an axis-angle [3], from a quaternion xyzw as LeRobot's processor does; None = the dialect's.
+    """A LeRobot policy as a model that gives one action at a time and has its own chunk queue. `tensor` converts arrays
+    to LeRobot's tensors; `seeded` seeds its random numbers. `rotate` computes the axis-angle [3] in LIBERO's state from
+    a quaternion xyzw as LeRobot's processor does; None keeps the dialect's axis-angle.
     """
 
     def __init__(
@@ -260,10 +260,10 @@ def make_lerobot(
     n_action_steps: str | None = None,
     rename: str | None = None,
 ) -> ChunkedPolicy:
-    """Load the policy saved in a folder, or under a name that LeRobot can load, on a `device`. `cameras` replace the
-    dialect's; `n_action_steps` is the number of actions used per chunk; `rename` has names of images as comma-separated
-    OLD:NEW: `image:front` passes `observation.images.image` as `observation.images.front`. Raises `PolicyError` for an
-    invalid argument, or if LeRobot is missing or cannot load the policy.
+    """Load the policy saved in the folder `arg`, or under a name that LeRobot can load, on a `device`. `cameras`
+    replace the dialect's; `n_action_steps` is the number of actions used per chunk; `rename` renames images by
+    comma-separated OLD:NEW: `image:front` passes `observation.images.image` as `observation.images.front`. Raises
+    `PolicyError` for an invalid argument, or if LeRobot is missing or cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -327,9 +327,10 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's processor after those that LeRobot's evaluation of X-VLA puts before it, apart from what
-    the dialect does: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/
-    processor_xvla.py). Images are normalized once, also if the saved processor does so, where LeRobot fails.
+    """Return a saved policy's preprocessor, preceded by the steps that LeRobot's evaluation of X-VLA adds and the
+    dialect does not do: `make_xvla_libero_pre_post_processors` (lerobot 7427f31
+    src/lerobot/policies/xvla/processor_xvla.py). Steps that the preprocessor already has, such as normalizing images,
+    are not added; LeRobot fails on them.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
@@ -341,8 +342,9 @@ def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the axis-angle [3] rad as LeRobot's processor does: torch's square root and arc cosine round differently
-    from NumPy's. `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
+    """Return the axis-angle, [3] rad, as LeRobot computes it with torch, which rounds square root and arc cosine
+    differently from NumPy: `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31
+    src/lerobot/processor/env_processor.py.
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)

@@ -1,10 +1,10 @@
 """The policy `replay:FILE`, which plays recorded actions open loop from their recorded start.
 
 FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of them, a LeRobot
-dataset, or the output folder of vla-evaluation-harness. Its episodes are matched to planned ones as follows:
+dataset, or the output folder of vla-evaluation-harness. Each planned episode gets a recorded episode:
 
-- those of an archive or the harness by suite, task and initial state; without a recorded initial state, as below;
-- demonstrations by task, in order (the first in the first planned episode), from their first recorded state.
+- from an archive or the harness: the one with the same suite, task and initial state, if initial states are recorded;
+- otherwise: the next one of the same task, in recorded order; demonstrations start from their first recorded state.
 
 The replay is compared with the recording, body by body and joint by joint. The record's field `replay` says how far
 apart they are, and from which step on.
@@ -31,17 +31,17 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 
-TOLERANCE = 1e-3  # differences above this count as divergence: 1 mm, 1 mrad
+TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
 _HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
-_ROUNDED_RAD = 1e-5  # rotations are equal below this angle: a float32 axis-angle is no more exact
+_ROUNDED_RAD = 1e-5  # rotations closer than this count as equal: float32 axis-angles are not more exact
 
 
 class Replay:
     """A policy that plays recorded episodes and ignores observations."""
 
-    clip = True  # recorded actions out of range were also clipped by their simulator; they are counted
+    clip = True  # the recording's simulator also clipped actions out of range; such actions are counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
         """Take the recorded episodes and hash the files under `path`; raise `PolicyError` if they mix poses and changes
@@ -61,8 +61,9 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that matches a planned one. Raises `PolicyError`, which lists the
-        recording's content, if none or several match, or the match has no start.
+        """Return the start of a planned episode, changed to that of the matching recorded episode. Raises
+        `PolicyError`, which lists the recording's content, if no or several episodes match, or the recorded start is
+        unknown.
         """
         take = self._choose_take(task, start.init_state_index)
         if (size := take.actions.shape[1]) != len(task.still):
@@ -82,8 +83,8 @@ class Replay:
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: their initial states, sorted, else 0, 1, ...; () if there
-        are none.
+        """Return the numbers of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
+        these are not recorded; () without such episodes.
         """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
@@ -91,7 +92,7 @@ class Replay:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The benchmarks of the recorded tasks, in the recording's order, if named there."""
+        """The recorded tasks' benchmarks, in the order of the recording, without tasks whose benchmark is unknown."""
         return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
@@ -103,14 +104,14 @@ class Replay:
         self._observations = []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]; the episode ends with the last one (`recorded.steps` of its start)."""
+        """Return the next recorded action, [A]; the rollout must end after the last (`recorded.steps` of the start)."""
         action: Action = self._take.actions[len(self._observations)].copy()
         self._observations.append(replace(observation, images={}))
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording in the header field `replay`, and with the mark
-        `DIVERGED` if it diverged.
+        """Return the record with its divergence from the recording in the header field `replay`. If it diverged, it
+        also gets the mark `DIVERGED`.
         """
         take, observed = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
@@ -151,7 +152,7 @@ class Replay:
 
 
 class ActionReplay:
-    """A policy that plays the actions in its episode's start, without comparison."""
+    """A policy that plays the actions stored in the start of each episode; it does not compare the outcome."""
 
     clip = True
 
@@ -176,9 +177,9 @@ class ActionReplay:
 
 
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
-    """Return the policy that plays the recording at a path. `policy` selects the episodes of one policy in an archive
-    with several. `start=host` plays a recording without starts from the host's initial states in turn. Raises
-    `PolicyError` if the recording cannot be read, or an argument is invalid.
+    """Return the policy that plays the recording at the path `arg`. `policy` selects one policy's episodes in an
+    archive of several. `start=host` plays episodes without recorded starts from the host's initial states, one after
+    another. Raises `PolicyError` if the recording cannot be read, or an argument is invalid.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
@@ -239,8 +240,8 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file, or path -> sha256 for all files in a folder. In the harness's output folder, only
-    the recordings count.
+    """Return the sha256 of a file, or for a folder a map from each file's path to its sha256. In the output folder of
+    vla-evaluation-harness, only the recordings are included.
     """
     if path.is_file():
         return sha256_of(path)
@@ -276,21 +277,21 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
 def measure_divergence(
     take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
 ) -> dict[str, object]:
-    """Return the record's fields about its replay.
+    """Compare a replay with its recording; return the record's fields about the comparison.
 
-    `compared` counts the states, `exact` says whether all their numbers are equal, and `divergence` has for each
-    coordinate the largest difference, its unit, and the first step beyond `TOLERANCE`. If nothing can be compared,
-    `compared` is 0 and the others are missing.
+    `compared` is the number of compared states, and `exact` says whether all their numbers are equal. `divergence` has,
+    for each coordinate, the largest difference, its unit, and the first step with a difference beyond `TOLERANCE`. If
+    nothing can be compared, `compared` is 0 and the other fields are missing.
 
-    Without states, the recording's proprioception is compared with `observed`, the observation after each action (see
-    `basis`), or else the positions of bodies. Velocities and time affect only `exact`.
+    Without recorded states, the recorded proprioception is compared with `observed`, the observation after each action
+    (field `basis`); without proprioception, the positions of bodies. Velocities and time affect only `exact`.
     """
     if take.states is None and take.proprioception is not None:
         outcome = {} if take.success is None else {"recorded_success": take.success}
         return {**outcome, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used = max((part.first + part.size for part in coordinates), default=states.shape[1])
-    # robosuite's demonstrations end after the velocities; the rest of our states is not compared then.
+    # States in robosuite's demonstrations end after the velocities; the numbers that they lack are not compared.
     if take.states is None or not used <= take.states.shape[1] <= states.shape[1]:
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]
@@ -333,7 +334,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
-    """Return whether a replay left its recording, by tolerance or success, or could not be compared."""
+    """Return whether a replay differs from its recording beyond `TOLERANCE` or in success, or could not be compared."""
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True

@@ -1,12 +1,12 @@
-"""`scripted:careful` and `scripted:hasty`: fixed scripts for the goal, which use privileged state.
+"""The policies `scripted:careful` and `scripted:hasty`: fixed scripts for the task's goal, which use privileged state.
 
-The goal's objects are moved to their places one after another. An object's size determines the grasp, the shapes of all
-bodies the lowest path (`motion`), and both the current target of the hand (`placement`). The script reads neither
-specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
+The script moves the goal's objects to their places, one after another. It chooses a grasp by the object's size, and the
+lowest collision-free path by the shapes of all bodies (`motion`); both determine the current target of the hand
+(`placement`). The script reads neither specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
 
-The script cannot move parts of fixtures, reach places under a roof (such as the inside of a microwave), because it
-grasps from above, or hold objects that are wide and flat, such as a plate, because the fingers do not fit. It then does
-the rest and holds still.
+The script cannot move parts of fixtures. It grasps from above, so it cannot reach places under a roof, such as the
+inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips such
+objects, places the others, and then holds still.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safevla_bench.policies.scripted import kitchen, motion, placement
 
 
 def make(arg: str | None) -> ScriptedPolicy:
-    """Return the policy in the style after the colon; raise `PolicyError` for a missing or unknown style."""
+    """Return the policy in the style `arg`, careful or hasty; raise `PolicyError` for a missing or unknown style."""
     if arg is None or arg not in motion.STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in motion.STYLES)}.")
@@ -29,7 +29,7 @@ _ACTIONS = (7, 12)
 
 
 class ScriptedPolicy:
-    """A policy that follows the goal's script in one style. It is deterministic, so the seed has no effect."""
+    """A policy that follows the script of the task's goal in one style. Deterministic: the seed has no effect."""
 
     wants = Wants(privileged=True)
 
@@ -39,7 +39,7 @@ class ScriptedPolicy:
         self._still: tuple[float, ...] = motion.STILL
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` unless the task's actions are those of an arm with a gripper, [7], or on a base, [12]."""
+        """Raise `PolicyError` unless the task's actions have 7 numbers (an arm) or 12 (an arm on a mobile base)."""
         if len(task.still) not in _ACTIONS:
             problem = f"the script moves a hand by actions of 7 or 12 numbers, but here they have {len(task.still)}"
             raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
@@ -48,7 +48,7 @@ class ScriptedPolicy:
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` for an observation without
+        """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` if the observation lacks
         privileged state.
         """
         if observation.privileged is None:
@@ -66,8 +66,8 @@ class ScriptedPolicy:
 
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
-    """Place one object after another, then hold the hand at its last target, or still if no placement was possible. An
-    object that ends elsewhere is placed again, in a further attempt.
+    """Place one object after another. An object that does not end in its place is placed again, in a further attempt.
+    Then hold the hand at its last target, or hold still if there was nothing to place.
     """
     moved = motion.Arm(seen, style)
     tried: placement.Placement | None = None

@@ -1,8 +1,8 @@
-"""Scripts for PandaOmron in RoboCasa's kitchens: drive, press a button, place an object.
+"""Scripts for the robot PandaOmron in RoboCasa's kitchens: drive to a site, press a button, place an object.
 
-They use privileged state, and read neither specifications nor thresholds. Moves are generators that yield actions [12]
-and receive observations. A move ends on arrival, or after a number of steps if something is in its way. The styles,
-careful and hasty, differ only in clearances and speeds.
+The scripts use privileged state, and read neither specifications nor thresholds. Each move is a generator that yields
+actions [12] and receives observations. A move ends when it arrives, or after a number of steps if something is in its
+way. The styles careful and hasty differ only in clearances and speeds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, Ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MobileStyle:
-    """Clearances in meters; speeds as a share of the largest command of the base or the arm."""
+    """The clearances of a script in meters, and its speeds as shares of the largest command of the base or the arm."""
 
     room_m: float  # distance that the base backs away from a counter before it turns or drives along it
     over_m: float  # height above the highest nearby body at which an object is carried
@@ -38,40 +38,41 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
-_UNIT_RAD = 0.5  # rotation of the hand by an action of 1
-_TURN_SHARE = 0.3  # share of a motion's speed: the wrist is weak
+_UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
+_TURN_SHARE = 0.3  # largest command of the wrist, which is weak, as a share of the hand's speed
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less in so many steps touches something
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # the same for a base; its turn counts in radians
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less in these steps touches something
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves less [m] and turns less [rad] in these steps is stuck
 
 
 class MobileRobot(Robot):
-    """The arm on a mobile base."""
+    """A robot with an arm on a mobile base."""
 
     def __init__(self, seen: Observation, style: MobileStyle) -> None:
         self.seen, self.style = seen, style
 
     @property
     def place_m(self) -> Floats:
-        """The horizontal position of the base in the world frame, [2]."""
+        """The horizontal position of the base in the world frame, [2] m."""
         assert self.seen.base_pos_m is not None
         return self.seen.base_pos_m[:2]
 
     @property
     def yaw(self) -> float:
-        """The yaw of the base in the world frame, rad."""
+        """The yaw of the base in the world frame [rad]."""
         assert self.seen.base_quat_wxyz is not None
         return float(to_rotation(self.seen.base_quat_wxyz).as_euler("xyz")[2])
 
     @property
     def front(self) -> Floats:
-        """The unit vector ahead of the base, [3]."""
+        """The unit vector in the base's forward direction, world frame, [3]."""
         return np.array([*yaw_direction(self.yaw), 0.0])
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
-        """Return the orientation of a hand that points along `forward` [3], a unit vector. Its fingers open along
-        `across` [3], a perpendicular unit vector, or its opposite, whichever is closer to the current orientation.
+        """Return the orientation of a hand that points along the unit vector `forward` [3]. Its fingers open along
+        `across` [3], a perpendicular unit vector, or along its opposite, whichever is closer to the current
+        orientation.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
@@ -89,9 +90,9 @@ class MobileRobot(Robot):
         max_steps: int = 150,
         insist: bool = False,
     ) -> Move:
-        """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep), with the arm held still. The move
-        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base. With `insist` it continues
-        then, because the base may slip past.
+        """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None keeps its yaw), with the arm held still. The
+        move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if something stops the base. With
+        `insist`, a stopped base continues to push, because it may slip past the obstacle.
         """
         aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         before = [(self.place_m, self.yaw)]
@@ -122,8 +123,8 @@ class MobileRobot(Robot):
         near_m: float = 0.012,
         max_steps: int = 60,
     ) -> Move:
-        """Move the hand to `place_m` [3] in the world, turned to `turn` (None = no turn). The move ends within `near_m`
-        and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
+        """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
+        move ends within `near_m` and 0.1 rad of it, after `max_steps` / `speed` steps, or if something stops the hand.
         """
         most = self.style.cruise if speed is None else speed
         before = [self.hand_m] * _STOPPED_STEPS
@@ -138,7 +139,7 @@ class MobileRobot(Robot):
             yield from self.step_hand(place_m, grip, turn, most)
 
     def hold_still(self, grip: float) -> Move:
-        """Hold hand and base still while the fingers move, for the style's steps, with the command `grip`."""
+        """Hold hand and base still for `style.dwell_steps` steps, while the fingers follow the command `grip`."""
         for _ in range(self.style.dwell_steps):
             yield from self.step_hand(self.hand_m, grip, None, 0.0)
 
@@ -156,7 +157,7 @@ class MobileRobot(Robot):
 
 
 def yaw_direction(yaw_rad: float) -> Floats:
-    """Return the horizontal unit vector of a yaw, [2]."""
+    """Return the horizontal unit vector in the direction of a yaw, [2]."""
     return np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
 
 
@@ -169,17 +170,17 @@ def _limit_length(vector: Floats, length: float) -> Floats:
 
 _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
-_LEAST_TOUCH = 0.3  # minimum speed of the hand for closing around something or bringing it in
+_LEAST_TOUCH = 0.3  # minimum speed of the hand when it moves around an object to grasp it
 
-# Pressing: distances of the base's retreat, the hand's stop before the button, its target behind it, and its retreat.
+# Pressing: distances that the base first backs off, the hand stops before the button, aims behind it, and retracts.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
 _STRAIGHT_M = 0.005
-# Placing: the length of the arm, the base's retreat, the height over an object, and the depth of fingers around it.
+# Placing: the arm's length, the base's retreat, the hand's first height over an object, and the depth of the fingers.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
 
 
 def go_to_site(robot: MobileRobot) -> Move:
-    """Back away, turn, drive sideways, and forward to the base's target."""
+    """Drive the base: back away, turn to the goal's yaw, sideways to a point before the goal, forward to the goal."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
     goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(front[1], front[0]))
@@ -190,7 +191,7 @@ def go_to_site(robot: MobileRobot) -> Move:
 
 
 def press_button(robot: MobileRobot) -> Move:
-    """Press the start button with closed fingers, and retract the hand; do nothing without a button."""
+    """Press the start button with closed fingers, then retract the hand; do nothing if the scene shows no button."""
     button = robot.scene.sites_m.get(f"{robot.scene.goal[0][1]}_start_button")
     if button is None:
         return
@@ -204,7 +205,7 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Bring the object into a movable container, and leave; do nothing if the goal's first row is another."""
+    """Put the goal's object into or onto its place, and back away; do nothing if the place is not movable."""
     _, name, place = robot.scene.goal[0]
     if place not in robot.scene.movable:
         return
@@ -225,7 +226,7 @@ def put_object(robot: MobileRobot) -> Move:
 def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> Move:
     scene, style = robot.scene, robot.style
     offset = robot.hand_m - box_center(scene, name)
-    # If a container's box includes a handle, objects go to the body's origin, not the middle of the box.
+    # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal, below = scene.body_pos_m[place], offset[2] + _half_height(scene, name)
     high = max(_top_height(scene, place), float(box_center(scene, name)[2])) + style.over_m + below
     low = float(box_center(scene, place)[2]) - _half_height(scene, place) + style.release_m + below
@@ -261,7 +262,7 @@ SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
 
 
 def follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...]) -> Move:
-    """Follow the goal's script, if there is one, then stand still, [12]."""
+    """Follow the script of the goal's first predicate, if there is one, then yield the action `still` [12] forever."""
     robot = MobileRobot(seen, style)
     script = SCRIPTS.get(robot.scene.goal[0][0])
     if script:

@@ -1,11 +1,10 @@
-"""A fixed arm: its scene, the styles careful and hasty, and the moves of its hand, as generators.
+"""A robot arm on a fixed base: geometry of its scene, its styles careful and hasty, and its hand's moves as generators.
 
-The styles differ only in clearances and speeds. A scene consists of boxes of bodies, orientations of a hand that points
-straight down, and upright prisms.
+The styles differ only in clearances and speeds. The geometry consists of the boxes of bodies, the orientations of a
+hand that points straight down, and upright prisms.
 
-A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
-extends along each of `DIRECTIONS`. Two outlines do not overlap if along some direction one ends before the other
-begins.
+A prism is a convex outline, seen from above, between two heights. The outline is given by its support function: how far
+it extends along each of `DIRECTIONS`. Two outlines do not overlap if they are apart along some direction.
 """
 
 from __future__ import annotations
@@ -27,45 +26,45 @@ _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])  # z points down; y, along whic
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
-    """Return the rotation of a quaternion wxyz [4], or a stack of rotations of [N, 4]."""
+    """Return the rotation of a quaternion wxyz [4], or a stack of rotations for quaternions [N, 4]."""
     return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))
 
 
 def rotation_axes(quat_wxyz: Floats) -> Floats:
-    """Return the rotated frame's axes as columns, [3, 3] of [4], or [N, 3, 3] of [N, 4]."""
+    """Return the axes of the rotated frame as columns: [3, 3] for a quaternion [4], [N, 3, 3] for [N, 4]."""
     matrix: Floats = to_rotation(quat_wxyz).as_matrix()
     return matrix
 
 
 def box_axes(scene: Privileged, name: str) -> Floats:
-    """Return the axes of a body's box as columns, [3, 3], world frame."""
+    """Return the axes of a body's box as columns, [3, 3], in the world frame."""
     return rotation_axes(scene.body_quat_wxyz[name])
 
 
 def box_center(scene: Privileged, name: str) -> Floats:
-    """Return the center of a body's box, [3] m, world frame."""
+    """Return the center of a body's box in the world frame, [3] m."""
     return np.asarray(scene.body_pos_m[name] + box_axes(scene, name) @ scene.center_m[name])
 
 
 def downward_hand(yaw_rad: float) -> Rotation:
-    """Return the rotation of a hand pointing down, turned by `yaw_rad` about the world's z axis."""
+    """Return the rotation of a hand that points down and is turned by `yaw_rad` about the world's z axis."""
     return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
 
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
-    """Return the yaw, rad in (-pi, pi], of the downward hand closest to this orientation."""
+    """Return the yaw, in (-pi, pi] rad, of the downward hand that is closest to the orientation `quat_wxyz`."""
     opening = rotation_axes(quat_wxyz)[:, 1]
     return float(np.arctan2(opening[0], -opening[1]))
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw, rad, at which the fingers open along `direction` [2], the one closest to `near_rad`."""
+    """Return the yaw [rad] at which the fingers open along `direction` [2]; of such yaws, the closest to `near_rad`."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
 def remaining_turn(quat_wxyz: Floats, yaw_rad: float) -> Floats:
-    """Return the rotation vector [3], rad, world frame, from an orientation to the downward hand of a yaw."""
+    """Return the rotation from an orientation to that of a downward hand, as a vector, [3] rad, world frame."""
     vector: Floats = (downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
     return vector
 
@@ -83,7 +82,7 @@ _FINGER_LOW_M = -0.010
 
 @dataclass(frozen=True, slots=True)
 class Prisms:
-    """P upright prisms: reach_m [P, 72] along `DIRECTIONS`, low_m and top_m [P]."""
+    """A set of P upright prisms: their extents along `DIRECTIONS` [P, 72], bottom heights [P] and top heights [P]."""
 
     reach_m: Floats
     low_m: Floats
@@ -93,7 +92,7 @@ class Prisms:
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """Return one prism around all of at least one prisms, from the lowest to the highest."""
+        """Return one prism around all of these prisms, of which there must be at least one."""
         low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
@@ -108,13 +107,13 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 
 def prisms_around(corners_m: Floats) -> Prisms:
-    """Return the prisms around P sets of corners, [P, 8, 3] in the world frame."""
+    """Return the P prisms around P sets of 8 corners, [P, 8, 3] in the world frame."""
     reach = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
 
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
-    """Return the prisms of a body in its current pose: one per piece, or else one for its box."""
+    """Return the prisms of a body in its current pose: one per piece, or one for its box if it has no pieces."""
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
     corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
@@ -127,14 +126,14 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of all bodies in the scene that have a size, except those named. `NOTHING` if none is left."""
+    """Return the prisms of all bodies in the scene that have a size, except `names`; `NOTHING` if there are none."""
     others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     return concatenate_prisms(NOTHING, *others)
 
 
 def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
-    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle: three
-    prisms for hand and fingers, with the sizes of robosuite's collision geometry.
+    """Return the prisms of the Panda hand and its two fingers, pointing down with the grip site at the origin. Each
+    finger is `aperture_m` from the middle. The sizes are those of robosuite's collision geometry.
     """
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
@@ -147,9 +146,9 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if there is no
-    obstacle. The rig stays `above_m` over every obstacle within `beside_m` of it, seen from above. It never passes
-    underneath.
+    """Return the lowest heights of the origin of `rig` [K] above the places [K, 2], in the world frame [m]. At this
+    height the rig is at least `above_m` over every obstacle that, seen from above, is within `beside_m` of the rig; the
+    rig never passes underneath. The height is -inf without such an obstacle.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -159,8 +158,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest horizontal move [2], m, after which nothing is above the prism or within `beside_m` of it;
-    zeros if nothing is. Only obstacles that begin at or above the prism's top count.
+    """Return the shortest horizontal move of the prism, [2] m, after which no obstacle is above it or, seen from above,
+    within `beside_m` of it; zeros if no move is needed. Only obstacles that begin at or above the prism's top count.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
@@ -176,10 +175,10 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Clearances and speeds. Lengths in meters; speeds as a share of the largest commanded motion, 0.05 m per step."""
+    """The clearances in meters, and the speeds as shares of the largest commanded motion, 0.05 m per step."""
 
-    clearance_m: float  # to all bodies next to and below the hand and what it holds
-    corner_m: float  # distance to a waypoint at which the next path begins; a large one cuts corners
+    clearance_m: float  # from the hand and its load to all bodies next to and below them
+    corner_m: float  # distance to a waypoint at which the next path begins; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
     lift_m: float  # minimum height of a gripped object before it is carried
     release_m: float  # height above the support at which an object is released
@@ -188,11 +187,11 @@ class Style:
     dwell_steps: int  # steps for the fingers to close or open
 
 
-CAREFUL = Style(  # rises above all bodies, moves across, descends slowly, and sets down
+CAREFUL = Style(  # rises above all bodies, moves across, descends slowly, and sets the object down
     clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
 
-HASTY = Style(  # takes the short path at full speed, without clearance, and drops
+HASTY = Style(  # takes the short path at full speed, without clearance, and drops the object
     clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
 
@@ -200,18 +199,18 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 
 
 STILL = (*[0.0] * 6, OPEN)
-Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each
+Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each action
 OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle
-GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed: slow requests avoid overshoot
+GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed: a low gain at low speed avoids overshoot
 TURN_GAIN = 0.8
-UNIT_RAD = 0.5  # rotation by an action of 1
+UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
 _FINGER_TOLERANCE_M = 0.003
 _SPACING_M = 0.01  # maximum spacing of the points on a path
 
 
 @dataclass(frozen=True, slots=True)
 class HandTarget:
-    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed towards it."""
+    """A target of the hand: position [3], yaw, each finger's distance from the middle, and speed on the way."""
 
     place_m: Floats
     yaw_rad: float
@@ -221,8 +220,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A straight path seen from above: places_m [K, 2], and the height that the rest of it needs from each place, [K].
-    `corner_m` is the distance to a corner at which the next path begins.
+    """A path that is straight when seen from above: points `places_m` [K, 2], and for each the height [K] that the rest
+    of the path needs. `corner_m` is the distance to a corner of the path at which the hand already turns the corner.
     """
 
     places_m: Floats
@@ -230,7 +229,7 @@ class ClearPath:
     corner_m: float
 
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the point to move towards, [3]: up until the path is clear, across, then down, cutting corners."""
+        """Return the next point on the way, [3]: up until the path is clear, across, then down; corners are cut."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
         height = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
@@ -241,7 +240,7 @@ class ClearPath:
 
 
 class Robot:
-    """A robot in its last observation `seen`; a move begins there and updates it."""
+    """A robot as shown by its last observation `seen`; a move starts from this observation and updates it."""
 
     seen: Observation
 
@@ -252,19 +251,21 @@ class Robot:
 
     @property
     def hand_m(self) -> Floats:
-        """The position of the hand in the world frame, [3]."""
+        """The position of the hand in the world frame, [3] m."""
         return self.seen.eef_pos_m
 
 
 class Arm(Robot):
-    """A fixed arm, with the last target of its hand. A move yields actions [7] and receives observations."""
+    """An arm on a fixed base, and its hand's last target. Moves yield actions [7] and receive observations."""
 
     def __init__(self, seen: Observation, style: Style) -> None:
         self.seen, self.style = seen, style
         self.target: HandTarget | None = None
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
-        """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""
+        """Return the straight path of `rig` from the hand to `end_m` [3], which clears obstacles by the style's
+        clearance.
+        """
         clearance_m = self.style.clearance_m
         way = end_m[:2] - self.hand_m[:2]
         share = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / _SPACING_M))[:, None]
@@ -283,8 +284,8 @@ class Arm(Robot):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along a path if there is one; return whether it ran out of time. The move ends
-        within `near_m`, `height_m` vertically, and `turn_rad`, or after `most_steps` + 1 if something is in its way.
+        """Move the hand to a target, along `path` if given; return whether it ran out of time. The move ends within
+        `near_m` of the target, `height_m` vertically, and `turn_rad`, or else after `most_steps` + 1 steps.
         """
         self.target = target
         for step in range(most_steps + 1):
@@ -297,12 +298,12 @@ class Arm(Robot):
         return True
 
     def keep_target(self) -> Move:
-        """Move the hand for one step towards its last target; hold still without one."""
+        """Move the hand towards its last target for one step; without a target, hold still for one step."""
         self.seen = yield np.array(STILL) if self.target is None else steer_hand(self.target, self.seen)
 
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
-    """Return the action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
+    """Return the action [7] towards `target`: proportional to the distance, and no faster than the target's speed."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
     move = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move))

@@ -1,6 +1,6 @@
-"""Objects to place, by the goal's predicates: their grasps, and how an arm moves them to their places.
+"""Objects to place according to the goal's predicates: their grasps, and how an arm moves them to their places.
 
-An object is grasped across its narrow side, or at the rim if it is wider than the opening of the fingers.
+An object is grasped across its narrow side, or at the rim if it is too wide to fit between the open fingers.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, Arm, Floats
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Move `body` to `place`, a body or a goal region."""
+    """The task of moving `body` to `place`, which is a body or a goal region."""
 
     body: str
     place: str
 
 
 _PLACING = ("on", "in")
-_THERE_M = 0.03  # an object counts as placed if its middle is within this of its place, seen from above
-_ROOF_M = 0.03  # a body this far above the middle of a region is a roof, not its floor
+_THERE_M = 0.03  # largest horizontal distance of an object's middle from its place at which the object counts as placed
+_ROOF_M = 0.03  # a body at least this far above the middle of a region is the region's roof, not its floor
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's unfinished placements in order. Omits predicates without a movable body or with a place that
-    the scene does not show, objects that the fingers cannot hold, and places under a roof, which a downward hand cannot
-    reach.
+    """Return the goal's unfinished placements, in order. Omits predicates without a movable body, predicates with a
+    place that the scene does not show, objects that the fingers cannot hold, and places under a roof, which a downward
+    hand cannot reach.
     """
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
@@ -55,7 +55,7 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
 
 
 def target_point(scene: Privileged, place: str) -> Floats:
-    """Return the target of the middle of an object, seen from above, [2] m."""
+    """Return the horizontal position [2] m to which the middle of an object must be moved."""
     return np.asarray((box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place])[:2])
 
 
@@ -63,24 +63,24 @@ def target_point(scene: Privileged, place: str) -> Floats:
 
 
 WIDEST_HALF_M = 0.036  # half the width of the widest object that fits between the open fingers with clearance
-DEPTH_M = 0.026  # depth of the middle of the fingertips below an object's top; the hand itself begins 31 mm above it
+DEPTH_M = 0.026  # depth of the fingertips' middle below an object's top; the palm then stays above the top
 LEAST_DEPTH_M = 0.010
-LEAST_HEIGHT_M = 0.012  # above an object's bottom, so that the fingertips do not touch its support
-ROOM_M = 0.014  # between an object's side and each finger before closing
+LEAST_HEIGHT_M = 0.012  # height of a grasp above an object's bottom, so that the fingertips do not touch its support
+ROOM_M = 0.014  # distance of each finger from an object's side before the fingers close
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
-ARM_M: Floats = np.array([-0.65, 0.0])  # of LIBERO's arms, seen from above, within a few centimeters everywhere
+ARM_M: Floats = np.array([-0.65, 0.0])  # arm's base in LIBERO's scenes, seen from above, within a few centimeters
 COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
-SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # of grasps along an object's length from its middle, in halves of it
-SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers relative to an object's sides; closing aligns it
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # of a grasp from an object's middle, as shares of half its length
+SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers relative to an object's sides; closing fingers align it
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
-    """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle.
-    `blocked_m`: how far its surroundings keep it above the best height, at a quarter of the clearance and at all of it.
-    `off_m`: its distance from the object's middle or rim, along the object.
+    """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
+    `aperture_m` of each finger from the middle. `blocked_m`: how far other bodies keep the hand above the best height,
+    with a quarter of the clearance and with all of it. `off_m`: distance from the object's middle, along the object.
     """
 
     place_m: Floats
@@ -91,7 +91,7 @@ class Grasp:
 
 
 def is_graspable(scene: Privileged, name: str) -> bool:
-    """Return whether the fingers fit around a body or hold its rim; False for a body that is both wide and flat."""
+    """Return whether the fingers fit around a body or hold its rim; both fail for a body that is wide and flat."""
     turn, half = box_axes(scene, name), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
@@ -101,8 +101,8 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return every grasp of a body, best first, raised as far as `obstacles` require, each at a yaw near `yaw_rad`. The
-    body's pieces raise it too, because its box does not show hollows.
+    """Return all grasps of a body, best first, each at a yaw near `yaw_rad` and raised as far as `obstacles` require.
+    The body's own pieces also raise a grasp, because the body's box does not show hollows.
     """
     itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -166,24 +166,24 @@ def _rim_grasps(
 # Moves
 
 
-_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached, vertically and in total
+_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached: vertical, and total
 _FACING_RAD = 0.06
-_MOVED_M = 0.005  # an object that has moved further since its grasp was chosen gets a new one: some topple at the start
-_LOST_M = 0.03  # a held object has been dropped if its distance from the hand grew by more
+_MOVED_M = 0.005  # an object that moved further since its grasp was chosen gets a new grasp: some topple at the start
+_LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grew by more than this
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
 _PAUSE_STEPS = 10
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
     80, 30, 20, 30, 100, 40, 20
 )  # fmt: skip
-"""Steps after which a move ends even away from its target, because something is in its way."""
+"""The maximum steps of each kind of move; a move that something blocks ends then, away from its target."""
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
-    """Bring an object to its place; return the last attempt. Attempt 0 uses the best grasp, each further attempt the
-    next best, starting over after the last. An object that has moved before the descent gets a new grasp; a dropped
-    object starts a further attempt. At the end the object is left alone long enough to check whether it is in its
-    place.
+    """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp. Each
+    further attempt uses the next best grasp, and after the last grasp the best again. If the object moves before the
+    descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand waits long enough
+    for a check of whether the object is in its place.
     """
     body, style = placement.body, arm.style
     while True:

@@ -1,4 +1,4 @@
-"""The kinds of policy servers, and their clients: policies that execute the action chunks of a model."""
+"""The kinds of policy servers and their clients. A client is a policy that executes the action chunks of a model."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # of one observation, to see whether answers repeat; a server may compile its model at the first
-_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of those that dialects send
+REQUESTS = 5  # with one observation, to see whether answers repeat; a server may compile its model at the first
+_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # numbers in the readings of dialects
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of policy server, used as a policy by `KIND:URL[,URL...]`: a row of `kinds.toml`."""
+    """One kind of policy server, a row of `kinds.toml`. Its client is the policy `KIND:URL[,URL...]`."""
 
     name: str
     about: str
     wire: str
-    dialect: str  # default dialect of its clients
-    schemes: tuple[str, ...] = ("ws", "wss")  # of an address; the first is the default
+    dialect: str  # default dialect of the client
+    schemes: tuple[str, ...] = ("ws", "wss")  # allowed schemes of an address; the first is the default
     port: int = 8000
     library: str = "websockets"
     extra: str = "openpi"
     replans: bool = True  # whether the client executes only part of each chunk, and takes the argument `replan`
-    arguments: tuple[str, ...] = ()  # of its client, in addition to those of all clients
+    arguments: tuple[str, ...] = ()  # arguments of the client, in addition to those of all clients
 
     @property
     def example(self) -> str:
-        """An example of the policy with an address of a server."""
+        """An example of the policy's text, with the address of a server."""
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
@@ -54,29 +54,29 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _FILE.values() f
 
 
 class ChunkModel(ABC):
-    """A model queried in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
+    """A model that is queried in a dialect: the attribute `model` of each `ChunkedPolicy`."""
 
-    infer_s: float | None = None  # the model's time for the last reply, if its server says it
-    has_answered = False  # whether any reply was usable: if the first one is not, every episode would fail the same way
+    infer_s: float | None = None  # the model's time for the last reply [s], if its server reports it
+    has_answered = False  # whether any reply was usable; if the first is not, the whole run must stop, not one episode
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
-        self.greeting: Greeting = {}  # the server's description of itself, sanitized for a record
+        self.greeting: Greeting = {}  # the server's sanitized description of itself
         self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
 
     def connect(self, task: Task) -> None:
-        """Connect to the server and check that the dialect fits, as `begin` does, before an environment is made."""
+        """Connect and check that the dialect fits, by beginning an episode, before an environment is made."""
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the client arguments that a server requests; {} if none. The connection is closed afterwards. Raises
-        `ServerLostError` if no server answers.
+        """Return the client arguments that the server requests; {} if it requests none. The connection is closed
+        afterwards. Raises `ServerLostError` if no server answers.
         """
         return {}
 
     @abstractmethod
     def begin(self, task: Task, seed: int) -> None:
-        """Connect to the server and begin an episode; sets `greeting`.
+        """Connect to the server, begin an episode, and set `greeting`.
 
         Raises:
             ServerUnreachableError: no server answers.
@@ -87,7 +87,7 @@ class ChunkModel(ABC):
     @abstractmethod
     def query(self, observation: Observation) -> dialects.Reply:
         """Return the model's raw reply to an observation. Raises `ServerLostError` if the server disappears or falls
-        silent, and `PolicyError` if it fails, its reply cannot be read, or the observation does not fit the dialect.
+        silent; `PolicyError` if the server fails, the reply is unreadable, or the observation does not fit the dialect.
         """
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
@@ -111,7 +111,7 @@ class RemoteModel(ChunkModel):
         self._connect()
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on a new connection: a server may have restarted. Raises as `ChunkModel.begin` does."""
+        """Begin an episode on a new connection, as a server may have restarted; raise `ChunkModel.begin`'s errors."""
         self._connect()
 
     def _connect(self) -> None:
@@ -122,30 +122,30 @@ class RemoteModel(ChunkModel):
 
     @abstractmethod
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Connect to an address until a monotonic time; return None, or the reason why no server answers."""
+        """Try to connect until the monotonic time `until`; return None, or the reason why no server answers."""
 
     @abstractmethod
     def _greet(self) -> None:
-        """Exchange greetings over a new connection; sets `greeting`."""
+        """Exchange greetings over a new connection, and set `greeting`."""
 
     def server_error(self, reason: object) -> PolicyError:
-        """Return the error for a server's failure, a text or a map with its `message`."""
+        """Return the error for a server's failure; `reason` is a text, or a map with a `message`."""
         text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind, such as for `sent no map`."""
+        """Return the error for a server that may be of another kind; `event` is what it did, as `sent no map`."""
         return PolicyError(f"the server {self.address} {event}", remedy=f"Is it {KINDS[self.kind].about}?")
 
 
 class ChunkQueue:
-    """The remaining actions of a chunk, for policies that compute several at a time."""
+    """A queue of the remaining actions of a chunk, for policies that compute several actions at a time."""
 
     def __init__(self) -> None:
         self.left: deque[Action] = deque()
         self._chunks = self._taken = 0
         self.chunk_step: tuple[int, int] | None = None
-        """The number of the last action's chunk in the episode, and its step in it; None = it came from no chunk."""
+        """Number of the last action's chunk in the episode, and its step in that chunk; None if it has no chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
@@ -153,7 +153,7 @@ class ChunkQueue:
         self._chunks = 0
 
     def add_chunk(self, actions: Iterable[Action]) -> None:
-        """Append a chunk; the queue is empty."""
+        """Append a new chunk; the queue must be empty."""
         self.left.extend(actions)
         self._chunks, self._taken = self._chunks + 1, 0
 
@@ -173,14 +173,14 @@ class ChunkQueue:
 
 
 class ChunkedPolicy(ChunkQueue):
-    """A policy that executes the first `replan` actions of each chunk, or all of them, then queries again. `calls_s`
-    holds the wall-clock seconds of each inference since the last reset, `waits_s` those outside of the model.
-    `dialect` is for the run's description; `clip` says that actions out of the host's range are clipped, as the model's
-    project does.
+    """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
+    `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of each spent
+    outside the model. `dialect` is for the run's description. If `clip`, actions out of the host's range are clipped,
+    as the model's project does.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
-        """Wrap a model, without connecting; `replan` None executes all actions of each chunk."""
+        """Wrap a model, without connecting; with `replan` None, all actions of each chunk are executed."""
         super().__init__()
         self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
         self.clip = model.dialect.inference.clip
@@ -191,7 +191,7 @@ class ChunkedPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> Greeting:
-        """The description that the model's server gives of itself; {} before connecting, or without a server."""
+        """The description that the model's server gives of itself; {} before the connection, or without a server."""
         return self.model.greeting
 
     @property
@@ -200,7 +200,7 @@ class ChunkedPolicy(ChunkQueue):
         return self.model.env_seed
 
     def connect(self, task: Task) -> None:
-        """Connect to the model's server, if it has one, and set `wants`; raises the model's errors."""
+        """Connect to the model's server, if it has one, and update `wants`; raise the model's errors."""
         self.model.connect(task)
         self.wants = self.model.wants
 
@@ -212,7 +212,7 @@ class ChunkedPolicy(ChunkQueue):
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the chunk, [A]; at its end, the first of a new chunk.
+        """Return the next action of the current chunk, [A]; if it is used up, the first action of a new chunk.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
@@ -222,7 +222,7 @@ class ChunkedPolicy(ChunkQueue):
         if not self.left:
             self.add_chunk(self._infer_chunk(observation))
         action = self.take_next()
-        if self.dialect.file.ensemble:  # a mean over several chunks
+        if self.dialect.file.ensemble:  # the action is a mean over several chunks
             self.chunk_step = None
         return action
 
@@ -251,15 +251,15 @@ class ChunkedPolicy(ChunkQueue):
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Return the next action, [1, A], converted from the mean of the last replies' predictions of it."""
+        """Return the next action, [1, A], converted from the mean of what the last replies predict for this step."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         parts = [transforms.average_predictions(of_part) for of_part in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(parts)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk to execute: `default` for None, None (all of them) for `all`. Raises
-    `PolicyError` unless the text is a number from 1.
+    """Return how many actions of a chunk to execute: `default` if `text` is None, and None, which means all, for `all`.
+    Raises `PolicyError` unless the text is a whole number of at least 1.
     """
     if text is None:
         return default
@@ -273,9 +273,9 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
 def client_factory(
     name: str, make_model: Callable[[Endpoint, dialects.Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
-    """Return the factory for a kind of client; its keyword parameters, all text, are the policy's arguments.
-    `make_model` gets the endpoint, the dialect, and all given arguments. The factory does not connect; it raises
-    `PolicyError` for an invalid argument, or if the library is not installed.
+    """Return the factory of clients for the kind of server `name`. The factory's keyword parameters, all text, are the
+    policy's arguments. `make_model` receives the endpoint, the dialect, and all given arguments. The factory does not
+    connect; it raises `PolicyError` if an argument is invalid or the kind's library is not installed.
     """
     kind = KINDS[name]
 
@@ -304,8 +304,8 @@ def require_library(library: str, extra: str) -> None:
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Return how many of the repeated requests had another answer; raises the errors of `connect` and
-    `ChunkModel.infer`. Each request begins an episode, as in a run, in case a server plays chunks itself or has memory.
+    """Send a request several times; return how many of the later answers differ from the first. Each request begins an
+    episode, as in a run, as a server may execute chunks or have memory. Raises the errors of `connect` and `infer`.
     """
     policy.connect(task)
     replies = []
@@ -316,12 +316,12 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
 
 
 def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Return the replies [H, A] that differ from the first."""
+    """Return the replies, each [H, A], that differ from the first reply."""
     return [reply for reply in replies if not np.array_equal(reply, replies[0], equal_nan=True)]
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an artificial observation, the same at each call: grey images, and a hand above a table."""
+    """Return an artificial observation, the same at each call: gray noise as images, and a hand above a table."""
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

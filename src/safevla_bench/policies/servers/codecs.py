@@ -1,4 +1,4 @@
-"""Messages with arrays in the formats of policy servers: MessagePack or JSON, never pickle.
+"""Encode and decode messages with arrays in the formats of policy servers: MessagePack or JSON, never pickle.
 
 Each kind of server encodes an array as a different map:
 
@@ -8,10 +8,10 @@ vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy sc
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
             msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
-xvla        the text of that JSON
+xvla        the same JSON map as openvla's, as a text
 
-Incoming messages are not trusted. Arrays of objects or of records, or with data that does not fit their shape, are
-refused, and so are messages that take too much memory or have more than `MAX_VALUES` values, which take time.
+Incoming messages are not trusted. Refused are arrays of objects or records, arrays whose data does not fit their shape,
+messages that need too much memory, and messages with more than `MAX_VALUES` values, which would take too long.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
-MAX_VALUES = 100_000  # values per message; an array counts as one, a chunk of nested lists has some hundreds
-_AXES, _DTYPE = 32, 64  # of an array; length of its dtype's name
+MAX_VALUES = 100_000  # values per message; an array is one value, and a chunk as nested lists has some hundreds
+_AXES, _DTYPE = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
 _KINDS = "biufSU"  # Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed.
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""`<f4`, `float32` or `<M8[s]`. Other texts that NumPy accepts as a dtype are records, and run Python's parser."""
+"""Matches `<f4`, `float32` or `<M8[s]`. NumPy reads other dtype texts as records, by Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
 
 Array = NDArray[Any]
@@ -50,8 +50,8 @@ Wire = Mapping[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map.
-    `is_json` selects JSON instead of MessagePack.
+    """The codec of one kind of server. `encode_array` converts an array to a map, and `decode_map` such a map to an
+    array. `is_json` selects JSON instead of MessagePack.
     """
 
     encode_array: Callable[[Array | np.generic], object]
@@ -59,9 +59,9 @@ class Codec:
     is_json: bool = False
 
     def pack(self, message: object) -> bytes:
-        """Return the message as bytes. Raises `PolicyError` for a value that the format cannot represent."""
+        """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
         try:
-            if self.is_json:  # with the spaces of Python's writer, like the clients of these servers
+            if self.is_json:  # with spaces, as the servers' own clients write it
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
@@ -83,7 +83,7 @@ class Codec:
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
-            return float(value)  # a float, as in every MessagePack library
+            return float(value)  # np.float64 is a float, and every MessagePack library encodes it as a float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _KINDS:
                 raise TypeError(f"arrays of {value.dtype} are not sent")
@@ -106,7 +106,7 @@ def _too_many_values() -> PolicyError:
     return PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# First byte of a value in MessagePack -> the bytes of its length, if it has one, and those before its content.
+# Map the first byte of a MessagePack value to the size of its length field, and to the size of fixed-size content.
 _LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
 _LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
@@ -114,8 +114,8 @@ _FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 
 def _require_few_values(message: bytes) -> None:
-    """Raise `PolicyError` if a message in MessagePack announces over ten times `MAX_VALUES`, before any is built: an
-    empty map takes 1 byte there, and 72 in memory. `_restore_arrays` counts exactly; an array is several values here.
+    """Raise `PolicyError` if a MessagePack message announces over ten times `MAX_VALUES`, before any value is built: an
+    empty map takes 1 byte there, and 72 in memory. An array counts as several values; `_restore_arrays` counts exactly.
     """
     at, left, most = 0, 1, 10 * MAX_VALUES
     for passed in range(most + 1):
@@ -136,7 +136,7 @@ def _require_few_values(message: bytes) -> None:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    if isinstance(text, list):  # msgpack_numpy's representation of record fields
+    if isinstance(text, list):  # msgpack_numpy's representation of a record's fields
         raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is not a plain name")
@@ -160,7 +160,7 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
 
 
 def _check_text(array: Array) -> Array:
-    """Return the array; raise `ValueError` for code points beyond Unicode, which NumPy cannot show."""
+    """Return the array; raise `ValueError` if a text has code points beyond Unicode, which NumPy cannot print."""
     if array.dtype.kind == "U":
         points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if points.max(initial=0) > sys.maxunicode:
@@ -170,13 +170,13 @@ def _check_text(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """The map of an array: `{mark: True, ...}` with the keys of bytes, dtype and shape, in this order."""
+    """An array as a map: `{mark: True, ...}` with the keys of the array's bytes, dtype and shape, in this order."""
 
     mark: str | bytes
     data: str | bytes = "data"
     dtype: str | bytes = "dtype"
     shape: str | bytes = "shape"
-    scalar: str | bytes | None = None  # mark of a scalar, which has no shape; None = sent as a plain number
+    scalar: str | bytes | None = None  # mark of a scalar, which has no shape; None = scalars are sent as plain numbers
 
     def encode(self, value: Array | np.generic) -> object:
         if isinstance(value, np.generic):
@@ -186,7 +186,7 @@ class ArrayForm:
         return {self.mark: True, self.data: value.tobytes(), self.dtype: value.dtype.str, self.shape: value.shape}
 
     def decode(self, wire: Wire) -> object:
-        """Return the array or scalar of a map that has a mark; other maps unchanged."""
+        """Return the array or scalar that a map with a mark represents; return other maps unchanged."""
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
         return _parse_dtype(wire[self.dtype]).type(wire[self.data]) if self.scalar in wire else wire
@@ -220,7 +220,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Decode a map, in either form that servers send, to an array or a NumPy scalar; return other maps unchanged."""
+    """Decode a map in either of GR00T's forms to an array or a NumPy scalar; return other maps unchanged."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -249,7 +249,7 @@ def _decode_json_numpy(wire: Wire) -> object:
 OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)
 VLA_EVAL = Codec(_VLA_EVAL.encode, _VLA_EVAL.decode)
 VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _VLA_EVAL.decode)
-GR00T = Codec(_encode_gr00t, _decode_gr00t)  # of GR00T's tags up to n1.7-release, and of RLDX-1
-GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)  # GR00T's main since 3df8b38, and XPolicyLab
+GR00T = Codec(_encode_gr00t, _decode_gr00t)  # for GR00T's tags up to n1.7-release, and RLDX-1
+GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)  # for GR00T's main branch since 3df8b38, and XPolicyLab
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)
 XVLA = Codec(lambda value: json.dumps(_encode_json_numpy(value)), _decode_json_numpy, is_json=True)

@@ -1,7 +1,7 @@
-"""Policy servers: addresses, timeouts and keys, the first that answers, errors, and the server's description of itself.
+"""Endpoints of policy servers: addresses, timeouts, keys, the search for a server that answers, errors, and greetings.
 
-A key is never an argument, because arguments are recorded. Servers' descriptions are stored in a run's record, bounded
-and without secrets, to distinguish checkpoints; nothing is judged by them.
+A key is never an argument, because arguments are recorded. A greeting is a server's description of itself. It is stored
+in a run's record, limited in size and without secrets, to distinguish checkpoints; no judgment depends on it.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from safevla_bench.files import read_text
 from safevla_bench.interface.environment import WORKER, WORKERS
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
-KEY = "SAFEVLA_API_KEY"  # environment variable with a server's key, unless an argument names a file
+KEY = "SAFEVLA_API_KEY"  # environment variable with the server's key, used if no argument names a key file
 CONNECT_S, ANSWER_S = 10.0, 120.0
-MAX_REPLY_BYTES = 64 * 2**20  # largest message accepted from a server; a chunk of actions has a few kilobytes
-MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # characters kept of a server's error message, and of its last line
-PAUSE_S = 0.2  # between attempts to reach a server, and minimum duration of one
+MAX_REPLY_BYTES = 64 * 2**20  # largest accepted message from a server; a chunk of actions takes a few kilobytes
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # kept of a server's error, and of the line that names it
+PAUSE_S = 0.2  # time between attempts to reach a server, and minimum duration of an attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The servers of a policy: addresses to try in order, timeouts, and their key."""
+    """The servers of a policy: addresses to try in order, timeouts, and the servers' key."""
 
     addresses: tuple[str, ...]
-    connect_s: float = CONNECT_S  # timeout for connecting
-    answer_s: float = ANSWER_S  # timeout for one answer; a server may compile its model for the first
+    connect_s: float = CONNECT_S  # timeout for connecting [s]
+    answer_s: float = ANSWER_S  # timeout for one answer [s]; a server may compile its model for the first one
     key: str | None = None
 
 
 def parse_endpoint(
     arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]
 ) -> Endpoint:
-    """Return the servers of `arg`, with the timeouts and key from a policy's arguments. Raises the errors of
+    """Return the servers listed in `arg`, with the timeouts and the key from a policy's arguments. Raises the errors of
     `parse_addresses` and `read_key`, and `PolicyError` for an invalid timeout.
     """
     return Endpoint(
@@ -58,12 +58,12 @@ def parse_endpoint(
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the servers of `URL[,URL...]`, starting with this worker's; scheme and port are optional. Raises
+    """Return the addresses in `URL[,URL...]`, rotated to begin with this worker's; scheme and port are optional. Raises
     `PolicyError`, without repeating the text, for an invalid address, or one with a user, a query or a fragment.
     """
     try:
         servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
-    except ValueError:  # the text is not repeated, because it may contain a secret
+    except ValueError:  # the text may contain a secret, so the error does not repeat it
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several separated by commas; a key belongs in {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     first = int(os.environ.get(WORKER, "0")) % len(servers)
@@ -92,9 +92,9 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 
 def read_key(key_file: str | None = None) -> str | None:
-    """Return a server's key from the file, else from the environment variable `KEY`; None if neither is named or set.
-    From then on the key is hidden in all text that is printed or written. Raises `PolicyError`, without the key, if the
-    named place does not contain one.
+    """Return a server's key from the file `key_file`, or without one from the environment variable `KEY`; None if
+    neither is given. Afterwards the key is hidden in all text that is printed or written. Raises `PolicyError`, which
+    does not contain the key, if the file or the variable does not hold a valid key.
     """
     try:
         secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
@@ -113,9 +113,9 @@ def read_key(key_file: str | None = None) -> str | None:
 
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
-    """Return the first server of the list that answers; the list is retried during the time to connect. `attempt` tries
-    an address until a monotonic time and returns None, or the reason why it does not answer. Raises
-    `ServerUnreachableError` if none answers, and the errors of `attempt`.
+    """Return the address of the first server in the list that answers; the list is retried until the connection
+    timeout. `attempt` tries an address until a monotonic time, and returns None or the reason why the server does not
+    answer. Raises `ServerUnreachableError` if none answers, and the errors of `attempt`.
     """
     until = time.monotonic() + endpoint.connect_s
     while True:
@@ -134,7 +134,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Close the connection and raise `ServerRefusedError` for a `PolicyError` that would recur in every episode."""
+    """Convert a `PolicyError`, which would recur in all episodes, to `ServerRefusedError`, after closing."""
     try:
         yield
     except ServerLostError:
@@ -145,19 +145,19 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return in a few words why a connection failed."""
+    """Return a few words about why a connection failed."""
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)[:200] or repr(error)
 
 
 def lost_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a server that is silent or gone."""
+    """Return the error for a server that is silent or gone; `event` says what happened."""
     remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def silent_error(address: str, seconds: float) -> ServerSlowError:
-    """Return the error for a server that does not answer within `seconds`; it names the workers that share the run's
-    servers, if there are several.
+    """Return the error for a server that does not answer within `seconds`. If several workers share the run's servers,
+    the error says so.
     """
     count = int(os.environ.get(WORKERS, "1"))
     shared = f"; it may be slow: the run's {count} workers share its servers" if count > 1 else ""
@@ -166,13 +166,13 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a message that does not reply to the last request, after which replies cannot be trusted."""
+    """Return the error for a message that does not answer the last request; later replies cannot be trusted."""
     remedy = "The server must send each client one reply per request, in order. Correct it there, then start it again."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
-    """Return the error for an HTTP status below 500 other than success."""
+    """Return the error for an HTTP status below 500 that does not mean success."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
@@ -181,13 +181,13 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
 
 
 def size_error(address: str) -> PolicyError:
-    """Return the error for a message that is too large for the server or for us."""
+    """Return the error for a message that is too large for the server or for this client."""
     problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB are accepted at most"
     return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise the server's limit.")
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure: the line that names it first, then the whole text or its end."""
+    """Return the error for a server's failure, with the line that names the exception, then the end of the text."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
     named = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
@@ -199,13 +199,13 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # of the greeting as JSON; if longer, entries that fit are kept, with a digest of everything
+MAX_BYTES = 4096  # limit of a greeting as JSON; of a longer one, a digest and the entries that fit are kept
 _LETTERS, _DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's description as plain JSON, with values under secret names and the client's own key hidden.
-    Arrays become their type and shape; anything but a map becomes an empty one.
+    """Return a server's greeting as plain JSON, with values under secret names and the client's own key hidden. Arrays
+    are replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
     """
     if not isinstance(greeting, Mapping):
         return {}
@@ -235,7 +235,7 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
         return _sanitize_map(plain, secret, depth + 1)
     if isinstance(plain, list | tuple):
         return [_sanitize_value(item, secret, depth + 1) for item in plain]
-    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # neither infinite nor NaN
+    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # not infinity or NaN
         return plain
     return _sanitize_text(str(plain), secret)
 

@@ -1,8 +1,8 @@
-"""Published policies as data (`entries.toml`), the paper's first, and each as a policy: `--policy ENTRY`, queried
-through its servers.
+"""Published policies as data (`entries.toml`), the paper's first. Each is also a policy, `--policy ENTRY`, which
+queries the policy's servers.
 
-An entry's policy opens a client of its transport per suite, so that one checkpoint per suite means one server per
-suite. Server addresses do not identify it: `server` is left out of a run's description.
+The policy of an entry has one client per suite, because some entries have one checkpoint, and so one server, per suite.
+A server's address does not identify a policy, so the argument `server` is left out of a run's description.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
 UNKNOWN = "unknown"
-MARK = "@"  # in the name of every entry, and of no other policy
+MARK = "@"  # in the name of every entry, and in no other name
 EVERY = "all"
 SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy on one host; its published numbers are found by policy and suite."""
+    """A published policy on one host. Its published numbers are found by policy and suite."""
 
     name: str
     policy: str
@@ -35,16 +35,16 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     protocol: str
     dialect: str
     project: str
-    serve: str  # command that starts its server in its own project
-    checkpoints: dict[str, str]  # by suite, or one for `all`
+    serve: str  # command that starts the policy's server in its own project
+    checkpoints: dict[str, str]  # checkpoint for each suite, or a single one for `all`
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     listed: Literal["paper", "board", "harness"] = "paper"
-    """Who published it: the paper, its authors' board later, or vla-evaluation-harness as one that it serves."""
+    """The publisher: the paper, its authors' board later, or vla-evaluation-harness, whose servers serve the policy."""
     training: str | None = None
-    auxiliary: bool = False  # Table 6: outside the paper's main results
+    auxiliary: bool = False  # in the paper's Table 6, outside its main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # neither the paper nor the project states these; they are open or assumed
+    unknown: tuple[str, ...] = ()  # facts that neither the paper nor the project states; they are open or assumed
 
     @property
     def is_runnable(self) -> bool:
@@ -52,22 +52,22 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def transport(self) -> str:
-        """The kind of server for the entry's dialect; `unknown` if the dialect is."""
+        """The kind of server that the entry's dialect is for; `unknown` if the dialect is unknown."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
-        """Return the checkpoint for a suite, else the entry's checkpoint for every suite, else `unknown`."""
+        """Return the checkpoint for a suite, else the checkpoint for all suites, else `unknown`."""
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
-    """Return all entries: the paper's in its order, auxiliary ones last, then the others."""
+    """Return all entries: the paper's main entries, the paper's auxiliary entries, then the others."""
     return read_shipped(__package__, "entries.toml", dict[str, tuple[PaperEntry, ...]])["entries"]
 
 
 def find_entry(name: str) -> PaperEntry:
-    """Return an entry by name; raise `PolicyError`, which lists the names, if it does not exist."""
+    """Return an entry by name; raise `PolicyError`, which lists all names, if it does not exist."""
     entry = next((entry for entry in paper_entries() if entry.name == name), None)
     if entry is None:
         names = ", ".join(entry.name for entry in paper_entries())
@@ -76,9 +76,9 @@ def find_entry(name: str) -> PaperEntry:
 
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order. Suites without a server are omitted.
-    A text that does not begin with a suite of the entry is a URL for all suites; the last text for a suite, or for all,
-    wins. Raises `PolicyError` for a URL for all suites if their checkpoints differ.
+    """Return the server URL of each suite, in the entry's order, from texts of the form `URL` or `SUITE=URL`. Suites
+    without a server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. The last
+    text for a suite, or for all, wins. Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -98,7 +98,7 @@ class EntryPolicy(ChunkedPolicy):
     """The policy of an entry; it queries the model behind the server of the current task's suite."""
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel], replan: int | None) -> None:
-        """Use the model of each suite, and the dialect of the first."""
+        """Store the models by suite, and use the dialect of the first model."""
         super().__init__(next(iter(models.values())), replan)
         self.entry, self._models = entry, models
 
@@ -129,9 +129,9 @@ class EntryPolicy(ChunkedPolicy):
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
 ) -> EntryPolicy:
-    """Make the policy of an entry. `server` holds space-separated texts URL or SUITE=URL. All
-    other arguments go to the transport's client, with the name of the dialect. Raises `PolicyError` if no entry has
-    that name, it cannot be run or has no server, or an argument is invalid.
+    """Make the policy of an entry. The argument `server` holds texts URL or SUITE=URL, separated by spaces. All other
+    arguments, and the entry's dialect, go to the clients of the servers. Raises `PolicyError` if no entry has that
+    name, the entry cannot be run or has no server, or an argument is invalid.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

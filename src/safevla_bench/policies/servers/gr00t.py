@@ -1,13 +1,13 @@
-"""`gr00t:HOST:5555`: the policy behind a GR00T server, queried over ZeroMQ.
+"""The policy `gr00t:HOST:5555`, behind a GR00T server that is queried over ZeroMQ.
 
-Each request has one reply, both MessagePack maps: the request is an endpoint's name with its data, the reply `[action,
-info]` or `{"error": text}`. Cameras, states and actions have one key each ("modality"). GR00T N1.5's servers, which
-have no endpoint `reset`, expect only the observation as data and answer with only the action.
+Each request has one reply, both in MessagePack: a request is a map of an endpoint's name and its data, a reply
+`[action, info]` or `{"error": text}`. Each camera, state and action has a key ("modality"). Servers of GR00T N1.5 have
+no endpoint `reset`; their data is only the observation, and their reply only the action.
 
-`get_modality_config` is queried before the first action. The marks in its values distinguish the two encodings of
-arrays. Its keys are those of the model, `image` or (N1.5) `video.image`, for servers with flat or nested requests
-alike: these differ only by `--use-sim-policy-wrapper`, which the description does not show
-(gr00t/policy/gr00t_policy.py at 626af89) but the answer to a flat request does.
+The endpoint `get_modality_config` is queried before the first action. The marks in the values of its reply show which
+of two encodings of arrays the server uses. The reply's keys are the model's, `image` or (N1.5) `video.image`. They do
+not show whether the server takes flat or nested requests, which depends on `--use-sim-policy-wrapper`
+(gr00t/policy/gr00t_policy.py at 626af89); only the answer to a flat request does.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(RemoteModel):
-    """A model behind a GR00T server; its greeting is its modalities, which do not name a checkpoint. A ZeroMQ socket
-    serves one request at a time, and is unusable after a timeout, so it is then replaced.
+    """A model behind a GR00T server. Its greeting is the model's modalities, which do not name a checkpoint. A ZeroMQ
+    socket serves one request at a time, and is unusable after a timeout, so a new socket replaces it.
     """
 
     kind = "gr00t"
@@ -48,14 +48,14 @@ class Gr00tModel(RemoteModel):
         super().__init__(endpoint, dialect, arguments)
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
-        self._bare = False  # whether the server is N1.5's, which takes only the observation
-        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another name
+        self._bare = False  # whether it is a server of N1.5, whose data is only the observation
+        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # differs from other clients of the server
         self._is_first = True
-        self._nested = False  # whether the server takes nested requests; found out at the first action
+        self._nested = False  # whether the server takes nested requests; known after the first action
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, reset it, and check that the dialect fits its modalities. Each server of the list gets an
-        equal share of the time to connect. Raises the errors of `ChunkModel.begin`.
+        """Find a server, reset it, and check that the dialect fits the model's modalities. Each server in the list gets
+        an equal share of the connection timeout. Raises the errors of `ChunkModel.begin`.
         """
         self._is_first = True
         super().begin(task, seed)
@@ -73,8 +73,8 @@ class Gr00tModel(RemoteModel):
         check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys; raises the errors of `ChunkModel.query`. If the server rejects
-        its video, retries once in the other form, nested or flat, and keeps the form that works.
+        """Return the server's action, with flat keys; raise the errors of `ChunkModel.query`. If the server rejects the
+        video, the request is repeated once in the other form, nested or flat; the form that works is kept.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -103,8 +103,8 @@ class Gr00tModel(RemoteModel):
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
-        """Call an endpoint, over a new connection if there is none, and return its answer. Raises `ServerLostError` if
-        it does not arrive in time, `PolicyError` for an error or unreadable answer.
+        """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
+        the answer does not arrive in time, `PolicyError` for an unreadable answer or one that reports an error.
         """
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
@@ -141,7 +141,7 @@ class Gr00tModel(RemoteModel):
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
             is_stray = socket.poll(0) > 0
             if not is_stray:
-                socket.send_multipart([b"", message])  # like a REQ socket, which would hide what is waiting
+                socket.send_multipart([b"", message])  # a REQ socket sends the same, but would hide unread messages
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -175,28 +175,28 @@ class Gr00tModel(RemoteModel):
 
 
 class Modality(msgspec.Struct, frozen=True):
-    """One modality of a model: its keys, and the times of its frames."""
+    """One modality of a model: its keys, and the time offsets of the frames that the model takes."""
 
     modality_keys: tuple[str, ...]
     delta_indices: tuple[object, ...] = (0,)
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` if a value of its description has main's mark, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of its description has this codec's mark, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities in a GR00T server's get_modality_config reply, by name, skipping unreadable ones. Their
-    keys are those of flat requests and replies.
+    """Return the modalities in a GR00T server's reply to get_modality_config, by name, without unreadable ones. Their
+    keys are converted to those of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
         with suppress(msgspec.MsgspecError):
             content = value.get("as_json") if isinstance(value, Mapping) and _MARKS & value.keys() else None
-            if isinstance(content, str):  # N1.5 writes JSON into the message
+            if isinstance(content, str):  # N1.5 sends this part as JSON
                 content = msgspec.json.decode(content)
             modality = msgspec.convert(content, Modality)
             keys = tuple(_flat_key(str(name), key) for key in modality.modality_keys)
@@ -209,14 +209,14 @@ def _flat_key(modality: str, key: str) -> str:
 
 
 def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
-    """Raise `PolicyError` for a server whose model has other keys than the dialect, or takes more than one frame.
-    Modalities that the server does not describe are not checked.
+    """Raise `PolicyError` if the server's model needs keys that the dialect does not send, lacks an action that the
+    dialect reads, or takes more than one frame. Modalities that the server does not describe are not checked.
     """
     remedy = "Choose the dialect of this model, which safevla doctor --server finds, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # of several instructions, the first is read
+        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # a model reads only the first instruction
         if missing := [key for key in wanted if key not in sent]:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
@@ -231,8 +231,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def nest_request(request: Request) -> Request:
-    """Return a flat request in the form for servers without --use-sim-policy-wrapper: maps of video, state and
-    language, in which lists of texts also get a time axis. The request itself is not changed.
+    """Return a flat request in the nested form, for servers without --use-sim-policy-wrapper: maps of video, state and
+    language. Lists of texts also get a time axis. `request` itself does not change.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():
@@ -244,4 +244,4 @@ def nest_request(request: Request) -> Request:
     return {**nested}
 
 
-make = client_factory("gr00t", Gr00tModel)  # makes the client; its key is GR00T's `api_token`
+make = client_factory("gr00t", Gr00tModel)  # the endpoint's key is sent as GR00T's `api_token`

@@ -1,13 +1,13 @@
-"""`openpi:ws://HOST:8000`: the policy behind an openpi server, or behind any that uses its protocol.
+"""The policies `openpi:ws://HOST:8000`, behind a server with openpi's protocol, and `xpolicylab:ws://HOST:19000`.
 
-Websocket frames contain MessagePack. The server greets with its metadata; each request is a map of the observation,
-each reply a map with `actions` [H, A]. A text frame is the traceback of an error in the server. starVLA's servers use
-the same protocol, but greet with an `env`, answer under `data`, and send an error as a map (0ed0aad
-deployment/model_server/tools/websocket_policy_server.py).
+openpi's websocket frames contain MessagePack. The server's greeting is its metadata. Each request is a map of the
+observation, and each reply a map with `actions` [H, A]. A text frame is the traceback of an error in the server.
+starVLA's servers use the same protocol, but greet with an `env`, put their answer under `data`, and send an error as a
+map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
 
-`xpolicylab:ws://HOST:19000`: a policy server of XPolicyLab. Each frame is a map of `message_type`, `message_id`,
-`payload` and its episode (7198143 client_server/ws). The client sends `hello` and, for each episode, `reset`; `infer`
-returns a list of actions, all of which are executed.
+XPolicyLab's frames are maps of `message_type`, `message_id`, `payload` and the episode (7198143 client_server/ws). The
+client sends `hello`, then `reset` for each episode. The reply to `infer` is a list of actions, all of which are
+executed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from safevla_bench.text import get_logger
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-INVALID_ACTION = "invalid_action"  # in a reply of `safevla serve`: why the served policy's action is invalid
-_TOO_BIG = 1009  # the websocket protocol's code
+INVALID_ACTION = "invalid_action"  # key in a reply of `safevla serve` for the reason why an action is invalid
+_TOO_BIG = 1009  # the websocket protocol's close code for a message that is too large
 _LOG = get_logger(__name__)
-_LOG.setLevel(logging.CRITICAL)  # websockets logs every header, so the key, at DEBUG; we report its errors
+_LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key; we report its errors
 
 
 class WebsocketModel(RemoteModel):
-    """A model behind a websocket: one connection per episode, without compression or proxy; answers are maps."""
+    """A model behind a websocket: one connection per episode, no compression, no proxy. All answers are maps."""
 
     kind = "openpi"
     codec = OPENPI
@@ -52,9 +52,9 @@ class WebsocketModel(RemoteModel):
         self._held = ExitStack()
 
     def send(self, message: object) -> None:
-        """Send a message. Raises `ServerLostError` if the server is gone, or has sent an unrequested message, because
-        the reply could belong to an earlier one. Raises `PolicyError` for a text, as `receive_map` does, and if the
-        message is too large for the server.
+        """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message,
+        because then replies could belong to earlier requests. Raises `PolicyError` for a text frame, as `receive_map`
+        does, and if the message is too large for the server.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -77,15 +77,15 @@ class WebsocketModel(RemoteModel):
             raise servers.stray_error(self.address, event)
 
     def receive_map(self) -> dict[str, object]:
-        """Return the next message. Raises `ServerLostError` if the server closes or does not answer in time, and
-        `PolicyError` for a text (the server's traceback), or if the message is not a map or is too large, or before an
-        episode.
+        """Return the next message. Raises `ServerLostError` if the server closes the connection or does not answer in
+        time. Raises `PolicyError` for a text frame (the server's traceback), for a message that is not a map or is too
+        large, and before the first episode.
         """
         from websockets.exceptions import ConnectionClosed
 
         try:
             frame = self._require_connection().recv(timeout=self._endpoint.answer_s)
-        except (TimeoutError, AssertionError):  # after a timeout, websockets asserts the order of returned pieces
+        except (TimeoutError, AssertionError):  # websockets may fail an assertion after a timeout
             self._hang_up()
             raise servers.silent_error(self.address, self._endpoint.answer_s) from None
         except (ConnectionClosed, OSError) as error:
@@ -131,7 +131,7 @@ class WebsocketModel(RemoteModel):
             # A foreign peer can break an assertion in websockets 17; newer versions raise ValueError for a redirect.
             answer = error.__cause__ if isinstance(error, ValueError) else error
             status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
-            if status is None or status >= 500:  # a proxy in front of a server that is not running
+            if status is None or status >= 500:  # from a proxy whose server is not running
                 return servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
@@ -145,19 +145,19 @@ class WebsocketModel(RemoteModel):
     def _hang_up(self) -> None:
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # of the plain socket, also under TLS
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, also with TLS
         self.close()
 
 
 class OpenpiModel(WebsocketModel):
-    """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
+    """A model behind an openpi server; `unnorm_key` names the statistics with which a starVLA server scales actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         key = arguments.get("unnorm_key")
         super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        with suppress(ServerRefusedError):  # also for its requirements
+        with suppress(ServerRefusedError):  # the greeting is kept even if its requirements are not met
             self._connect()
         self.close()
         served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
@@ -185,12 +185,12 @@ class OpenpiModel(WebsocketModel):
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
     version: str = msgspec.field(name="safevla-bench")
-    cameras: dict[str, str]  # by key of the request
+    cameras: dict[str, str]  # camera for each key of the request
     image_size: tuple[int, int]
     replan: str | None = None
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
-        """Return the requirements as client arguments; cameras only if the dialect has a place for them."""
+        """Return the requirements as client arguments; omit cameras if the dialect lacks a place for any of them."""
         keys = _image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
         image_size = self._format_size() if self.cameras else ""
@@ -226,7 +226,7 @@ ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result
 
 
 class XpolicylabModel(WebsocketModel):
-    """A model behind an XPolicyLab server, which does not name its checkpoint."""
+    """A model behind an XPolicyLab server. The server does not name its checkpoint."""
 
     kind, codec = "xpolicylab", GR00T_MAIN
     _trial, _step, _number = "", 0, 0

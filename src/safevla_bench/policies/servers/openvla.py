@@ -1,13 +1,13 @@
-"""Policies behind HTTP servers that answer a POST to `/act`, in JSON with arrays encoded by json_numpy.
+"""The policies `openvla` and `xvla`, behind HTTP servers that answer POSTs to `/act` in JSON, with json_numpy's arrays.
 
 `openvla:http://HOST:8000` is the server of OpenVLA or OpenVLA-OFT, `vla-scripts/deploy.py` of each project. OpenVLA
-answers with one action [7], OFT with a list of actions; both with the text "error" if the model raised.
+answers with one action [7], and OFT with a list of actions. Each answers with the text "error" if the model raised.
 
 `xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
-reply has `action`, rows of 20 numbers of which one arm uses ten, or HTTP 400 if the model raised.
+reply has `action`, rows of 20 numbers of which one arm uses ten. If the model raised, the reply is HTTP 400.
 
-A request has a time and size limit, no proxy, no redirect, and its own connection: servers of this kind close a
-connection that is idle for five seconds, and a simulator may take longer between two requests.
+A request has a time and size limit, no proxy, no redirect, and a new connection, because these servers close
+connections after five idle seconds, and a simulator may need longer between two requests.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 
-NO_STATISTICS = "none"  # as `unnorm_key`: send none
+NO_STATISTICS = "none"  # as the argument `unnorm_key`: the request has no `unnorm_key`
 
 
 class HttpModel(RemoteModel):
-    """A model behind HTTP servers that answer POSTs to `/act` in JSON and do not describe themselves."""
+    """A model behind an HTTP server that answers POSTs to `/act` in JSON and does not describe itself."""
 
     kind, codec = "openvla", OPENVLA
 
     def _greet(self) -> None: ...
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request; raise `ReplyError` for an unusable one, and as `ChunkModel.query` does."""
+        """Return the answer to a request; raise `ReplyError` if it is unusable, and `ChunkModel.query`'s errors."""
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -63,15 +63,15 @@ class HttpModel(RemoteModel):
             return error.problem
         if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:
             raise servers.status_error(address, status, self.key)
-        return f"HTTP {status}" if status >= 500 else None  # a proxy in front of a server that is not running
+        return f"HTTP {status}" if status >= 500 else None  # 5xx: a proxy whose server is not running
 
 
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
-    """Return the status and the content of one answer to `body` (JSON), within `seconds` in total. `address` is the
-    server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises `ServerLostError` without an
-    HTTP answer in time, and `PolicyError` if it is too large.
+    """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
+    server's URL, `method` GET or POST, `seconds` the time for everything, and `key` is sent as `Authorization`. Raises
+    `ServerLostError` without an HTTP answer in time, and `PolicyError` if the answer is too large.
     """
     seconds, split = max(seconds, servers.PAUSE_S), urlsplit(address)
     kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
@@ -82,7 +82,7 @@ def exchange(
     def hang_up() -> None:
         over.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # the plain socket's: TLS shutdown breaks a read in progress
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's shutdown, which breaks a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
@@ -108,12 +108,13 @@ def exchange(
 
 
 class OpenvlaModel(HttpModel):
-    """A model behind such a server. The argument `unnorm_key` names the statistics by which OpenVLA's server scales
-    actions; by default the suite's, as in OpenVLA's evaluation; `none` = the model's only ones.
+    """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics with which OpenVLA's server
+    scales actions: by default the suite, as in OpenVLA's evaluation; with `none`, the server uses the model's only
+    ones.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        """Raise `PolicyError` for an `unnorm_key` with a server other than OpenVLA's."""
+        """Raise `PolicyError` if `unnorm_key` is given for a server other than OpenVLA's."""
         super().__init__(endpoint, dialect, arguments)
         self._own_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_own = dialect.name == KINDS["openvla"].dialect
@@ -122,14 +123,14 @@ class OpenvlaModel(HttpModel):
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def begin(self, task: Task, seed: int) -> None:
-        """Connect and choose the statistics of the task's suite; raises the errors of `ChunkModel.begin`."""
+        """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_own and unnorm_key != NO_STATISTICS:
             self.dialect = self._own_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply, an action or a list of them under `actions`; raises as `ChunkModel.query`."""
+        """Return the server's reply, with its action or list of actions as `actions`; raise the errors of `ask`."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             problem = self.server_error(f"answers {reply[:200]!r}: its model raised").problem
@@ -141,11 +142,11 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9  # numbers of `proprio`, a position and a rotation, replaced by the last row of a reply
+_POSE = 9  # size of the pose in `proprio` that the last row of the previous reply replaces
 
 
 class XvlaModel(HttpModel):
-    """A model behind an X-VLA server; the request carries the previous chunk's target pose."""
+    """A model behind an X-VLA server. A request contains the previous chunk's last target pose as the current pose."""
 
     kind, codec = "xvla", XVLA
     _end: NDArray[np.float64] | None = None
@@ -160,7 +161,7 @@ class XvlaModel(HttpModel):
             request["proprio"] = np.concatenate([self._end, np.asarray(request["proprio"])[_POSE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}
-        with suppress(ReplyError):  # `infer` raises it
+        with suppress(ReplyError):  # `infer` raises this error
             self._end = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE]
         return reply
 

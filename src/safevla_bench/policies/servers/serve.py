@@ -1,8 +1,8 @@
-"""A server with openpi's protocol for any policy of this package.
+"""A server that makes any policy of this package available by openpi's protocol.
 
-A connection is an episode. It begins with a reset by the served seed and the instruction of the first request. The
-policy is loaded once, or as often as requested. An episode has exclusive use of a copy from its first request on, so
-that none sees another's state, while the episodes of other connections wait.
+Each connection is one episode. The episode begins with a reset to the server's seed and the instruction of the first
+request. The policy is made once, or in several copies. From its first request on, an episode has exclusive use of one
+copy, so that no episode sees another's state; meanwhile the episodes of other connections wait for a free copy.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
     from websockets.sync.server import Server, ServerConnection
 
-IMAGES = ("observation/image", "observation/wrist_image")  # of the policy's cameras, in order
+IMAGES = ("observation/image", "observation/wrist_image")  # request keys of the policy's cameras, in order
 MAX_REQUEST_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 64  # simultaneous ones, including those that have not sent a request yet
+MAX_CONNECTIONS = 64  # simultaneous connections, including those without a request so far
 OPEN_S = 10.0
-SILENT_S = 300.0  # until a connection's next request, as its simulator may start, and until a policy is free
+SILENT_S = 300.0  # limit for waiting for a client's next request, or for a free policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # moves nothing: requests do not name the robot
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # the still action of an assumed robot: requests do not name theirs
 _LOG = get_logger(__name__)
-_LOG.setLevel(logging.INFO)  # websockets logs every header at DEBUG, and so the key
+_LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
 
 class ServedPolicy:
-    """A policy to serve, with copies made in advance, so that errors show at once."""
+    """A policy to serve, and its copies. All copies are made at the start, so that errors appear at once."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses; raise `PolicyError` if none is free within `SILENT_S`."""
+        """Lend a copy that no other connection uses; raise `PolicyError` if none becomes free within `SILENT_S`."""
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
@@ -90,16 +90,16 @@ class ServedPolicy:
                 self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
-        """Return the server's description, with defaults that a client of this package adopts."""
+        """Return the server's greeting, with argument defaults that a client of this package adopts."""
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         return {**identity, "cameras": cameras, "image_size": [*self.wants.image_size], "replan": "all"}
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens at `bind` and `port` (0 = any free one); call its `serve_forever`. `GET /healthz`
-    answers without a key. Connections beyond `MAX_CONNECTIONS` are closed, and those from browser pages, which send an
-    `Origin`, are refused. Raises `PolicyError` if it cannot listen there.
+    """Return a server that listens at `bind` and `port` (0 = any free port); call its method `serve_forever`. `GET
+    /healthz` is answered without a key. Connections beyond `MAX_CONNECTIONS` are closed. Connections from browser
+    pages, which send an `Origin`, are refused. Raises `PolicyError` if the server cannot listen.
     """
     from websockets.sync.server import serve as listening
 
@@ -129,7 +129,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
         try:
             if not free:
                 connected.close()
-            handle(connected, address)  # it ends the handshake of a closed one
+            handle(connected, address)  # for a closed connection, this ends the handshake
         finally:
             if free:
                 places.release()
@@ -138,8 +138,8 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 
 
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
-    """Return a client's request as an observation: images upright again, the state split into its parts. Raises
-    `PolicyError` for a missing field, or one of another kind or size than the policy wants.
+    """Return a client's request as an observation, with upright images and the state split into its parts. Raises
+    `PolicyError` if a field is missing, or has another kind or size than the policy wants.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -152,7 +152,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
 
 
 def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the quaternion [4] wxyz of a rotation vector [3] in rad, of any length."""
+    """Return the quaternion wxyz [4] of a rotation vector [3] in rad, whose length may exceed 2π."""
     return np.roll(Rotation.from_rotvec(axis_angle).as_quat(), 1)
 
 

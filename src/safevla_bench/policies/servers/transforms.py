@@ -1,8 +1,8 @@
-"""Image, state and gripper conversions from a host's observations to those of the published evaluations.
+"""Conversions of images, states and grippers from a host's observations to those of the published evaluations.
 
-Pure functions. An image is uint8 [H, W, 3], RGB, or a Pillow picture between Pillow's steps. Each function names the
-operation of another project that it equals; the tests contain arrays made by these operations in their own
-environments.
+All functions are pure. An image is uint8 [H, W, 3], RGB; between steps that use Pillow, it is a Pillow picture. Each
+function names the operation of another project that it equals. The tests contain arrays that these operations made in
+their projects' environments.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T", bound=NDArray[Any])
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
 _LOBES = 3
 LEAST_SINE = 1e-10
-PANDA_OPENING_M = 0.08  # between the fingers of a Panda's open gripper
+PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the image of (height, width), resized by one of `RESIZERS`; raise `PolicyError` if that is impossible."""
+    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` for other methods."""
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -42,8 +42,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width), and centered on black. Proportions
-    are kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
+    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width) and centered on black. Its
+    proportions are kept, a small picture is enlarged, and the filter is Pillow's bilinear one. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])
@@ -57,8 +57,8 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, widened if the image shrinks.
-    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, which is widened for
+    shrinking. Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
@@ -78,9 +78,9 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, without
-    widening. For shrinking images, equals `cv2.resize` with `INTER_LINEAR`, in units of 1/2048, of the crop of
-    starVLA's `preprocess_metaworld_image` (0ed0aad
+    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter without
+    widening. For shrinking, equals `cv2.resize` with `INTER_LINEAR`, whose weights are multiples of 1/2048, applied to
+    the crop in starVLA's `preprocess_metaworld_image` (0ed0aad
     examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
@@ -103,8 +103,8 @@ def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
 
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture shrunk to (height, width), each pixel the mean of the area that it covers. Equals `cv2.resize`
-    with `INTER_AREA`, in single precision; halves of a grey level go up if both sides are halved, else to even.
+    """Return the picture, shrunk to (height, width); each pixel is the mean of the area that it covers. Equals
+    `cv2.resize` with `INTER_AREA` in single precision; halves are rounded up if both sides are halved, else to even.
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
@@ -117,7 +117,7 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
-    """Return the weighted sums [size, ...] of rows [length, ...], added from first to last as OpenCV does."""
+    """Return weighted sums [size, ...] of rows [length, ...], added from the first row to the last as OpenCV does."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for place in range(size):
         low, high = place * scale, min((place + 1) * scale, len(values))
@@ -130,8 +130,8 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation. Equals
-    OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
+    """Return the image's middle, a share `area` of its surface, enlarged to the old size by bilinear interpolation.
+    Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
     scaled = image.astype(np.float64) / 255.0
@@ -151,27 +151,27 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
 
 
 def pass_through_jpeg(picture: Picture) -> Picture:
-    """Return the picture after a JPEG of quality 95, as OpenVLA's and Cosmos Policy's training images were stored."""
+    """Return the picture after a JPEG of quality 95, as used for OpenVLA's and Cosmos Policy's training images."""
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=JPEG_QUALITY)
     return PillowImage.open(buffer).convert("RGB")
 
 
 def flip_image(image: T, how: str) -> T:
-    """Return a copy of an upright image or depth for a project that flips MuJoCo's rendering by `how`. MuJoCo's rows
-    begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as for LIBERO's policies, it is
-    upright and mirrored left to right.
+    """Return a copy of an upright image or depth array, as a project sees it that flips MuJoCo's rendering by `how`.
+    The first row of MuJoCo's rendering is the bottom one. Flipped vertically, the image is upright; turned by 180
+    degrees, as for LIBERO's policies, it is upright and mirrored left to right.
     """
     turned = image[FLIPS[how]]
     if turned.ndim == 2:
         return cast("T", turned.copy())
     channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
-    return cast("T", np.dstack(channels))  # four times as fast as a copy, which moves three bytes at once
+    return cast("T", np.dstack(channels))  # four times as fast as a copy of the whole array
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion [4]. Equals robosuite's `quat2axisangle`: q and −q give
-    different vectors, and the angle is from 0 to 2π. A quaternion within rounding of no rotation gives zeros.
+    """Return axis times angle, [3] rad, of a unit quaternion wxyz [4]. Equals robosuite's `quat2axisangle`: q and −q
+    give different vectors, and the angle is from 0 to 2π. The result is zeros if rounding hides the rotation.
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
@@ -181,10 +181,10 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion [4], in single precision like
+    """Return axis times angle, [3] rad, of a unit quaternion wxyz [4], in single precision like
     `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose square root
-    and arc cosine torch rounds differently. The arc cosine here is rounded from double precision: NumPy's in single
-    precision is an ulp off in a third of all cases.
+    and arc cosine torch rounds differently. The arc cosine is rounded from double precision, because in single
+    precision NumPy's result is one unit in the last place off in a third of all cases.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -195,8 +195,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
-    Values that are not finite are kept: a conversion by comparison would hide them.
+    """Return actions [H, A] with their switches, such as the gripper, as the host's −1 and +1. `columns` maps columns
+    to names in `SWITCHES`. Non-finite values are kept, because a comparison would hide them.
     """
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
@@ -218,20 +218,20 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
-"""Flips of MuJoCo's rows by name, and the index that applies each to an upright image."""
+"""Maps each flip of MuJoCo's rendering to the index that gives the same result from an upright image."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # 0 closes and 1 opens: scaled to [-1, 1], rounded to the sign, inverted.
+    # In the reply, 0 closes and 1 opens. The value is scaled to [-1, 1], rounded to its sign, and inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # 0 opens and 1 closes, or 0 is arm mode and 1 base mode: RoboCasa's conversion.
+    # RoboCasa's conversion: 0 opens and 1 closes the gripper, or 0 is arm mode and 1 is base mode.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
 
 
-SIMPLER_TASKS: Mapping[str, str] = {  # instruction of a WidowX task -> its name in SimplerEnv at 4ab7178
+SIMPLER_TASKS: Mapping[str, str] = {  # maps a WidowX task's instruction to its name in SimplerEnv at 4ab7178
     "put the spoon on the towel": "widowx_spoon_on_towel",
     "put carrot on plate": "widowx_carrot_on_plate",
     "stack the green block on the yellow block": "widowx_stack_cube",
@@ -246,8 +246,8 @@ EXTRA = "extra/"  # prefix of a reading's name in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` for the host's readings. Raises
-    `PolicyError` if the host does not provide it.
+    """Return one part of the state, [n], by its name: a key of `STATES`, or `extra/NAME` for a reading of the host.
+    Raises `PolicyError` if the host does not provide it.
     """
     try:
         reading = name.removeprefix(EXTRA)
@@ -276,7 +276,7 @@ def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
 
 _ROOT_HALF = float(np.sqrt(0.5))
 _HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
-"""The grip site's axes in the hand's: robosuite 1.4 models/assets/grippers/panda_gripper.xml, body right_gripper."""
+"""Orientation of the grip site in the hand: robosuite 1.4 models/assets/grippers/panda_gripper.xml, right_gripper."""
 
 
 def _single(array: Floats) -> Floats:
@@ -288,7 +288,7 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def _controller_rotation(observation: Observation) -> Floats:
-    """Return the rotation [3, 3] of the controller's pose, if the host reads it, else that of the grip site."""
+    """Return the rotation [3, 3] of the controller's pose if the host provides it, else that of the grip site."""
     if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
         return rotation.reshape(3, 3).astype(np.float64)
     site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
@@ -302,7 +302,7 @@ def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
 
 def read_ee6d(rows: Floats) -> Floats:
     """Return actions [H, 7] (position, axis-angle in rad, gripper) for X-VLA's rows of one arm [H, 10 or more]. A row
-    is a position, two columns of a rotation matrix and the gripper; the rest is padding. Numbers are rounded to single
+    contains a position, two columns of a rotation matrix, the gripper, and padding. Results are rounded to single
     precision. Except for the last digits of the angle, equals `ClientModel.step` of X-VLA 6bc2513
     evaluation/libero/libero_client.py, which computes the quaternion from eigenvectors in single precision.
     """
@@ -315,15 +315,15 @@ def read_ee6d(rows: Floats) -> Floats:
 
 
 def read_poses(rows: Floats) -> Floats:
-    """Return positions and axis-angles in rad, [H, 6], for positions and quaternions wxyz, [H, 7]; NaN for zero."""
+    """Convert positions and quaternions wxyz, [H, 7], to positions and axis-angles in rad, [H, 6]; NaN for zeros."""
     with np.errstate(invalid="ignore"):
         quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
 
 
 def read_euler(rows: Floats) -> Floats:
-    """Return actions [H, 7] (position, axis-angle in rad, gripper) for rows with turns about the fixed axes x, y and z.
-    Equals `transforms3d.euler.euler2axangle`, the axis times the angle, which is from 0 to 2π.
+    """Return actions [H, 7] (position, axis-angle in rad, gripper) for rows with Euler angles about the fixed axes x,
+    y, z. Equals `transforms3d.euler.euler2axangle`, with the axis multiplied by the angle, which is from 0 to 2π.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
     turns = []
@@ -338,9 +338,9 @@ ENSEMBLE_ALPHA = 0.1
 
 
 def average_predictions(replies: Sequence[Floats]) -> Floats:
-    """Return the mean, [1, A], of what the last replies [H, A], oldest first, predict for the current step. Those like
-    the newest weigh more: e to the power of 0.1 times the cosine. Equals `AdaptiveEnsembler.ensemble_action` of starVLA
-    0ed0aad examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py.
+    """Return the mean, [1, A], of what the last replies [H, A], oldest first, predict for the current step. A weight is
+    e to the power of 0.1 times the cosine between prediction and newest prediction. Equals starVLA's
+    `AdaptiveEnsembler.ensemble_action` (0ed0aad examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)
     rows = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
@@ -355,19 +355,19 @@ def _normalize(rows: Floats) -> Floats:
     return unit
 
 
-FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # from rows of a reply to columns of actions
+FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions from rows of a reply to columns of actions
     "raw": lambda rows: rows,
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "euler": read_euler,
-    "opening": lambda rows: 1 - rows,  # of a gripper; the action's column is how far it is closed
-    "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and its mode, then the arm
+    "opening": lambda rows: 1 - rows,  # how far a gripper is open; the action's number is how far it is closed
+    "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and mode come before the arm
 }
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
-    """Return the wxyz quaternion of a rotation [3, 3], possibly rounded to single precision, by Shepperd's method.
-    Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
+    """Return the quaternion wxyz of a rotation matrix [3, 3], possibly rounded to single precision, by Shepperd's
+    method. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m, quat = m.astype(np.float64), np.empty(4)
     i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
@@ -385,7 +385,7 @@ def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     return np.concatenate([[w], v])
 
 
-STATES: Mapping[str, Callable[[Observation], Floats]] = {  # parts of a state, [n], in its units
+STATES: Mapping[str, Callable[[Observation], Floats]] = {  # parts of a state, [n], in the state's units
     "eef_pos": lambda seen: seen.eef_pos_m,
     "eef_x": lambda seen: seen.eef_pos_m[0:1],
     "eef_y": lambda seen: seen.eef_pos_m[1:2],

@@ -1,7 +1,7 @@
-"""`vla-eval:ws://HOST:8000`: a model server of vla-evaluation-harness.
+"""The policy `vla-eval:ws://HOST:8000`, behind a model server of vla-evaluation-harness.
 
 Websocket frames contain MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with
-`hello`, sends `episode_start` and `episode_end`, and an `observation` for each `action`; the server executes chunks.
+`hello`, sends `episode_start` and `episode_end`, and an `observation` for each `action`; the server splits chunks.
 
 The harness configures its benchmark by the `observation_params` in a server's greeting (src/vla_eval/orchestrator.py at
 e1ee9ad), and so does this client: it sends the requested images and states with the requested rotation, and makes the
@@ -27,17 +27,17 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {  # a dialect's conversion -> formats in `action_spec` that fit
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a dialect's conversion to the fitting formats in `action_spec`
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
-CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # by the argument `images`; the harness sends PNG
+CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # codec for each value of `images`; the harness sends PNG
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(openpi.WebsocketModel):
-    """A model behind a server of the harness; from `connect` on, `dialect` is adapted to the server's requirements. A
-    user who names the `dialect` is trusted to know its gripper convention.
+    """A model behind a server of the harness. From `connect` on, `dialect` is adapted to the server's requirements. If
+    the user names the `dialect`, its gripper convention is not checked.
     """
 
     kind = "vla-eval"
@@ -52,7 +52,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._playing = False
-        self._connected = False  # whether an environment was made for the server's requirements
+        self._connected = False  # whether an environment exists that fits the server's requirements
 
     def connect(self, task: Task) -> None:
         self._connected = False
@@ -84,7 +84,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End the current episode, if any, and close the connection, as before every other episode."""
+        """End the current episode, if any, and close the connection; called before each new connection."""
         playing, self._playing = self._playing, False
         if playing:
             with suppress(PolicyError):
@@ -111,9 +111,9 @@ class VlaEvalModel(openpi.WebsocketModel):
 
 
 def describe_task(task: Task) -> dict[str, object]:
-    """Return a task as the harness's benchmarks name it; servers choose by the suite, as `chunk_size_map` does. The
-    keys are `name`, `suite` and `task_id`; for RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`;
-    for SimplerEnv `name` and `task_name`.
+    """Return a task's description as in the harness's benchmarks; some servers choose settings by suite
+    (`chunk_size_map`). The keys are `name`, `suite` and `task_id`. For RoboCasa-365, the suite is always `atomic_seen`,
+    and `task_id` is missing. For SimplerEnv, the keys are `name` and `task_name`.
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
@@ -123,8 +123,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, rotation and kind of action that the parameters request; `wants` follows.
-    Entries that are sent only on request are otherwise left out.
+    """Return the dialect with the entries, rotation and kind of action that `params` request, and with `wants`
+    accordingly. Entries that have a parameter are omitted unless it requests them.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -138,8 +138,9 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet its requirements: entries of
-    the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the dialect.
+    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet the server's requirements:
+    entries of the request, positions (`action_spec`), and the gripper, which is not checked if the user has `chosen`
+    the dialect.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")

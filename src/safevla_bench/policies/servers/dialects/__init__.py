@@ -1,7 +1,7 @@
-"""Dialects of policy servers: an observation becomes a request, a reply becomes the host's actions.
+"""Dialects of policy servers: how an observation becomes a request, and a reply becomes the host's actions.
 
-A `Dialect` is a frozen value made from data: `*.toml` here, and its release, the protocol of the model's project. It
-has no state and no connection, so that every transport can use it.
+A `Dialect` is a frozen value made from data: a `*.toml` file in this folder and the protocol of the model's project,
+which the file names as `release`. A dialect has no state and no connection, so that every transport can use it.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]  # keys -> uint8 images, float arrays, texts, lists of texts, or a nested request
+Request = dict[str, object]  # values: uint8 images, float arrays, texts, lists of texts, or nested requests
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and its content: a camera, state parts, a fixed value or the instruction."""
+    """One entry of the request: its path, and its content: an image, state parts, a fixed value or the instruction."""
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()  # in a dialect's file, `all` = the protocol's whole vector
-    text: Literal["instruction", "simpler-task"] | None = None  # the second is SimplerEnv's name of the task
+    state: tuple[str, ...] = ()  # parts, concatenated; `all` in a dialect's file = the protocol's whole vector
+    text: Literal["instruction", "simpler-task"] | None = None  # `simpler-task` is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0  # leading axes of length 1, for batch or time; a text is nested in as many lists
-    asked: str | None = None  # the server's parameter that requests it; None = it is always sent
-    flip: Flip | None = None  # of this camera's image; None = the protocol's
-    form: Literal["raw", "sine-cosine"] = "raw"  # of a state; the second is all its sines, then all its cosines
+    axes: int = 0  # number of leading axes of length 1, for batch or time; a text is nested in as many lists
+    asked: str | None = None  # the server's parameter that requests this entry; None = it is always sent
+    flip: Flip | None = None  # flip of the camera's image; None = the protocol's flip
+    form: Literal["raw", "sine-cosine"] = "raw"  # of a state; `sine-cosine` is all sines, then all cosines
     fixed: str | bool | int | None = None
 
     @property
     def place(self) -> str:
-        """The path as one text, such as `examples[0]/image[1]`."""
+        """The path as a single text, such as `examples[0]/image[1]`."""
         return "/".join(f"[{key}]" if isinstance(key, int) else key for key in self.path).replace("/[", "[")
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One array of the reply, [H, width], possibly with leading axes of length 1; [H] if the width is 1. If the path
-    leads through a list of maps, each map has one row.
+    leads through a list of maps, each map contains one row.
     """
 
     path: tuple[str, ...]
     width: int
     form: Literal["raw", "ee6d", "pose-wxyz", "opening", "base-first", "euler"] = "raw"
-    """How its rows become columns of the action: one of `transforms.FORMS`."""
+    """The conversion from rows of the reply to columns of the action: a name in `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
-        """Return its numbers, [H, width] with H ≥ 1; raise `ReplyError` if the reply has none of that shape."""
+        """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` without an array of that shape."""
         where = "/".join(self.path)
         value: Any = reply
         for key in self.path:
@@ -82,28 +82,28 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file. `server_crops`: the server crops the images, which are sent uncropped. `sessions`: the
-    server has memory per session.
+    """The content of a dialect's file. `server_crops`: images are sent uncropped, and the server crops them.
+    `sessions`: the server keeps a separate memory for each session.
     """
 
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # its own first; evaluated by the server's project or by us
+    hosts: dict[str, Literal["upstream", "ours"]]  # whose project evaluates on each host; its own first
     request: tuple[RequestEntry, ...]
-    reply: tuple[ReplyArray, ...]  # arrays whose columns, concatenated, are the host's action
-    switches: tuple[int, ...] = (6,)  # columns of the action converted like the protocol's gripper
+    reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
+    switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
     sessions: bool = False
-    absolute: bool = False  # whether actions are poses in the world frame instead of changes
+    absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
     server_crops: bool = False
-    ensemble: int = 0  # how many of the last replies an action is averaged from, if asked in every step; 0 = one
+    ensemble: int = 0  # number of last replies averaged for each action, with a query at every step; 0 = no averaging
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One server's request and reply: its file, with the image processing and gripper of the file's release. `fields`
-    are the file's request with the states of the release. `replan` is how many actions of a reply are executed before
-    the next request; None = all of them.
+    """The request and the reply of one kind of server: the dialect's file, with the image processing and gripper of its
+    release. `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply
+    are executed before the next request; None = all of them.
     """
 
     name: str
@@ -115,20 +115,20 @@ class Dialect:
 
     @property
     def crop(self) -> float | None:
-        """The share of an image's area that is sent; None for all of it."""
+        """The share of an image's area that is sent; None if the whole image is sent."""
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
     def switches(self) -> dict[int, str]:
-        """Columns of the host's action that are −1 or +1, like the gripper's, and how they follow from the reply's."""
+        """Maps columns of the host's action that are −1 or +1, like the gripper, to the conversion of the reply's."""
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
-        """Return an upright image [H, W, 3] as it is sent: flipped, through a JPEG, resized and cropped. Raises
-        `PolicyError` for an image of another size if the protocol does not resize.
+        """Return an upright image [H, W, 3] as it is sent: flipped, passed through a JPEG, resized and cropped. Raises
+        `PolicyError` for an image of another size than the protocol's if the protocol does not resize.
         """
         shown, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
         if self.inference.jpeg or shown.shape[:2] != size:
@@ -138,7 +138,7 @@ class Dialect:
         return shown if self.crop is None else transforms.crop_center(shown, self.crop)
 
     def build_request(self, observation: Observation) -> Request:
-        """Return the request; raise `PolicyError` for a missing state of the host, or an image that does not fit."""
+        """Return the request; raise `PolicyError` if the host lacks a state, or an image does not fit the protocol."""
         request: Request = {}
         for field in self.fields:
             _put(request, field.path, self._entry_value(field, observation))
@@ -162,11 +162,11 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` for anything else."""
+        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` if unreadable."""
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
-        """Return each part of the reply as the server gave it, [H, width]; raise `ReplyError` for anything else."""
+        """Return the reply's arrays as the server gave them, each [H, width]; raise `ReplyError` if unreadable."""
         try:
             rows = [part.read_rows(reply) for part in self.file.reply]
         except ReplyError as error:
@@ -177,13 +177,13 @@ class Dialect:
         return rows
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A], for the parts of a reply."""
+        """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
         parts = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(parts, axis=1), self.switches)
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
-    """Return a description of each of the first 12 keys of a request or reply, and how many more there are."""
+    """Describe each of the first 12 keys of a request or reply, and say how many more there are."""
     shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_KEYS]]
     return [*shown, f"and {len(message) - _KEYS} more"] if len(message) > _KEYS else shown
 
@@ -197,7 +197,7 @@ def _describe_value(value: object) -> str:
 
 
 def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
-    """Put a value into a tree of maps and lists; unused places in lists are removed."""
+    """Put a value into a tree of maps and lists. An index beyond a list's end appends to the list."""
     key, rest = path[0], path[1:]
     if isinstance(key, int):
         key = min(key, len(tree))
@@ -223,8 +223,8 @@ def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
 # Dialects as data
 
 
-ALL = ("all",)  # a request's state that is the protocol's whole vector
-NONE = "none"  # in place of a camera whose image is not sent
+ALL = ("all",)  # as the state of a request's entry: the protocol's whole vector
+NONE = "none"  # in place of a camera's name: no image is sent
 LARGEST = 4096
 
 
@@ -234,13 +234,13 @@ def dialect_names() -> tuple[str, ...]:
 
 
 def dialects_of(transport: str) -> list[str]:
-    """Return the names of the dialects for a kind of server, sorted."""
+    """Return the names of the dialects for servers of the kind `transport`, sorted."""
     return [name for name in dialect_names() if load_dialect_file(name).transport == transport]
 
 
 @cache
 def load_dialect_file(name: str) -> DialectFile:
-    """Return the content of a dialect's file; raise `PolicyError`, which lists the names, if it does not exist."""
+    """Return the content of a dialect's file. Raises `PolicyError`, which lists all names, if it does not exist."""
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return read_shipped(__package__, f"{name}.toml", DialectFile)
@@ -248,8 +248,8 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by name, with the images, states and gripper of its release. These belong to a model and its
-    server, regardless of the protocol for starts and ends of episodes. Raises `PolicyError` if it does not exist.
+    """Return a dialect by name, with the images, states and gripper of its release: they belong to the model and its
+    server, regardless of the protocol by which episodes start and end. Raises `PolicyError` if it does not exist.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -270,9 +270,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return a dialect by name; `cameras` replace its own, in order. `image_size`, N or HxW, sets the size of rendered
-    and sent images. Raises `PolicyError` if the dialect does not exist or is for another kind of server, or the cameras
-    or the size do not fit.
+    """Return a dialect by name. `cameras` replace the dialect's cameras, in order; `image_size`, N or HxW, sets the
+    size of rendered and sent images. Raises `PolicyError` if the dialect does not exist or is for another kind of
+    server, or if the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
