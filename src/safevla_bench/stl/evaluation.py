@@ -1,7 +1,7 @@
-"""Evaluation of a formula's parts on all records at once, and the records that decide its value or violate it.
+"""Evaluate a formula and its parts on all records at once, and find the records that decide its value or violate it.
 
-Values are margins (float64) or Booleans (bool). A formula that only has Boolean signals is never converted to numbers,
-and `gate -> predicate` is one selection.
+Values are margins (float64) or Booleans (bool). The values of a formula with only Boolean signals stay Booleans, and
+`gate -> predicate` selects the predicate's margins at the records where the gate is open.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def evaluate_formula(
     formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True, positive: bool = True
 ) -> Values:
     """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are margins,
-    or Booleans if all atoms are Boolean. All episodes must have time stamps, or none and one common control step. If
-    signals are unknown, the value is the largest possible, or the smallest unless `best`. A formula under an odd number
-    of negations is not `positive`. Raises as `robustness` does.
+    or Booleans if all atoms are Boolean. Either all episodes have time stamps, or none has and all have the same
+    control step. For unknown signals the value is the largest possible one if `best`, else the smallest. `positive` is
+    False for a formula under an odd number of negations. Raises the same errors as `robustness`.
     """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
@@ -82,8 +82,8 @@ def evaluate_formula(
 
 
 def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Trace, at_start: bool) -> Values:
-    """Return the fold of `values` [N] over the window from record 0 if `at_start`, [E], else from every record, [N]. An
-    empty window gives the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
+    """Return the fold of `values` [N] over the window that starts at record 0, [E], if `at_start`; else over the window
+    from every record, [N]. An empty window gives the neutral value: +inf or True for MIN, -inf or False for MAX.
     """
     if at_start:
         return fold_ranges(values, fold, *start_rows(window, trace))
@@ -91,8 +91,8 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
 
 
 def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty. Raises
-    `FormulaError` if a bound is not a multiple of the control step and there are no time stamps.
+    """Return the rows [lo, hi) of the window counted from each episode's first record, [E] each; lo = hi if it is
+    empty. Raises `FormulaError` if a bound is not a multiple of the control step and there are no time stamps.
     """
     if not _goes_by_stamps(window, trace):
         return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
@@ -184,9 +184,9 @@ def reads_signal(expression: syntax.Expression) -> bool:
 
 
 def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
-    """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None). NaN
-    if a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or overflows;
-    `FormulaError` if `threshold` was not substituted.
+    """Return the value of the expression at every record, [N], NaN while a signal is unknown; or one number if it reads
+    no signal (`trace` may then be None). Raises `SignalError` if a known value is NaN, or if arithmetic divides by zero
+    or overflows, and `FormulaError` if `threshold` was not substituted.
     """
     match expression:
         case syntax.NumericSignal(name):
@@ -218,9 +218,9 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides; 0 if these are equal up to
-    rounding. For an unknown value it is the largest possible margin, or the smallest unless `best`. Raises as
-    `evaluate_expression` does, and `SignalError` if a known margin is NaN.
+    """Return the margin of a comparison at every record, [N], in the unit of its two sides; 0 if they are equal up to
+    rounding. For an unknown value it is the largest possible margin if `best`, else the smallest. Raises the same
+    errors as `evaluate_expression`, and `SignalError` if a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
@@ -250,9 +250,9 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
 
 
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes whose windows use time stamps, or else an equal control step: their indices, ascending,
-    and their trace; shortest step first, stamps last. A formula without a bounded window counts no steps, so that one
-    group has all episodes. Yields nothing for no episodes. Raises `SignalError` before splitting if a signal is NaN.
+    """Yield the episodes in groups with the same control step: the ascending indices and the trace of each group. The
+    shortest step comes first, and the episodes with time stamps come last. A formula without a bounded window counts no
+    steps, so all episodes are one group. Without episodes, yield nothing. Raises `SignalError` if a signal is NaN.
     """
     steps_s = trace.dt_s
     if trace.time_s is not None:
@@ -272,11 +272,11 @@ def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none. Under a
-    root G it is the record with the smallest margin in the window, under F that with the largest, under `a U b` the one
-    at which `b` becomes true with the largest margin. Not takes that of its child; `and`, `or` and `->` that of the
-    side whose value they have; a formula without temporal operator record 0. The earliest record and the left side win
-    ties. If the window lies beyond the end, no record decides. Raises as `robustness` does.
+    """Return the index in each episode of the record that decides its robustness, [E]; -1 if the window lies beyond the
+    end. A root G is decided by the record with the smallest margin in the window, F by the record with the largest
+    margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by its child;
+    `and`, `or` and `->` by the side whose value they have; a formula without temporal operators by record 0. In a tie
+    the earliest record and the left side win. Raises the same errors as `robustness`.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):
@@ -287,7 +287,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
-    """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none."""
+    """Return the row of the deciding record of each episode, counted over all episodes, [E]; -1 if there is none."""
 
     def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
         return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
@@ -296,7 +296,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
         case syntax.Not(child):
             return _deciding_rows(child, trace, not positive)
         case syntax.Implies(left, right):
-            # Without its right side an implication is the negated condition.
+            # With the right side replaced by false, an implication is the negated condition.
             first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
             is_left = first >= margins(right, at_start=True)
             return np.where(is_left, _deciding_rows(left, trace, not positive), _deciding_rows(right, trace, positive))
@@ -335,9 +335,9 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula.
-    Under F or U no single record violates. An episode is violated iff one of its records is; `judge_formula` finds the
-    first. Raises as `robustness` does.
+    """Return whether each record violates a formula that is a G or a conjunction of several, [N]. Return None for any
+    other formula: no single record violates F or U. An episode violates the formula if and only if one of its records
+    does; `judge_formula` finds the first such record. Raises the same errors as `robustness`.
     """
     if not _is_recordwise(formula):
         return None

@@ -1,7 +1,7 @@
-"""The syntax of signal temporal logic as frozen values.
+"""The syntax of signal temporal logic as immutable values.
 
-There are two kinds of node. An `Expression` is a number at each record. A `Formula` is true or false at each record, by
-a margin. Formulas compare by value: `parse(format_formula(formula)) == formula`.
+There are two kinds of node. An `Expression` has a number at each record. A `Formula` has a margin at each record, which
+makes it true or false there. Formulas compare by value: `parse(format_formula(formula)) == formula`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class NumericSignal:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, finite and not negative. `signed_constant` makes an expression of either sign. `unit` is one of
-    `stl.units` without a factor, such as m/s; "" for a literal without a unit.
+    """A literal, finite and not negative; `signed_constant` makes expressions of either sign. `unit` consists of the
+    base units of `stl.units`, such as m/s; it is "" for a literal without a unit.
     """
 
     value: float
@@ -63,7 +63,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Seconds from now, both ends included; `end_s` None = the end of the episode."""
+    """A window in seconds from the current record, with both ends. `end_s` None means the end of the episode."""
 
     start_s: float = 0.0
     end_s: float | None = None
@@ -78,7 +78,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A margin: right - left for `<` and `<=`, left - right for `>` and `>=`."""
+    """A comparison. Its margin is right - left for `<` and `<=`, and left - right for `>` and `>=`."""
 
     operator: Comparison
     left: Expression
@@ -87,7 +87,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class BooleanSignal:
-    """A Boolean signal: plus or minus infinity."""
+    """A Boolean signal. Its margin is plus or minus infinity."""
 
     name: str
 
@@ -101,7 +101,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The margin with its sign flipped."""
+    """Negation: the child's margin with the opposite sign."""
 
     child: Formula
 
@@ -113,18 +113,18 @@ class _Connective:
 
 
 class And(_Connective):
-    """The smaller margin."""
+    """Conjunction: the smaller margin of the two sides."""
 
 
 class Or(_Connective):
-    """The greater margin."""
+    """Disjunction: the greater margin of the two sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Implies(_Connective):
-    """`right` where the condition `left` holds, else +inf. The condition holds if its margin is > 0, or >= 0 if the
-    implication is under an odd number of negations, so that the verdict is that of max(-left, right). With `plain` the
-    value is max(-left, right) itself, as in the paper.
+    """Implication: the margin of `right` while the condition `left` holds, else +inf. The condition holds if its margin
+    is > 0; under an odd number of negations, >= 0 suffices. So the verdict is that of max(-left, right). With `plain`
+    the margin is max(-left, right) itself, as in the paper.
     """
 
     plain: bool = False
@@ -146,9 +146,9 @@ class Eventually(_Temporal):
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """`right` becomes true in the window, and `left` holds from now until just before that record. `weak`: or `left`
-    holds from now to the end of the window. `crisp`: `right`, which has another unit than `left`, is true (+inf) if its
-    margin is >= 0, or > 0 under an odd number of negations, else false.
+    """`right` becomes true at a record in the window, and `left` holds from now until just before that record. With
+    `weak`, it is enough that `left` holds from now to the end of the window. With `crisp`, `right` has a different unit
+    than `left`, so its margin becomes +inf if it is >= 0 (under an odd number of negations: > 0), else -inf.
     """
 
     window: Window
@@ -206,7 +206,7 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
-    """Return the largest parts of a formula without G, F, U and W above or in them: only record 0 counts for these."""
+    """Return the largest parts of a formula without G, F, U or W inside or around them: record 0 decides these."""
     parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
     if not parts or isinstance(formula, Always | Eventually | Until):
         return () if parts or isinstance(formula, Truth) else (formula,)
@@ -214,12 +214,12 @@ def judged_once(formula: Formula) -> tuple[Formula, ...]:
 
 
 def is_plain(formula: Formula) -> bool:
-    """Return whether an implication of the formula is max(-left, right)."""
+    """Return whether any implication in the formula has the margin max(-left, right)."""
     return any(isinstance(node, Implies) and node.plain for node in walk_nodes(formula))
 
 
 def make_plain(formula: Formula) -> Formula:
-    """Return the formula with every implication as max(-left, right)."""
+    """Return the formula with the margin max(-left, right) in every implication."""
 
     def change(node: Node) -> Node:
         changed = map_children(node, change)
@@ -245,7 +245,7 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace `threshold` in a formula by a number, negative as a `Negate`. Raises `FormulaError` unless finite."""
+    """Replace `threshold` by a number, or by a `Negate` if negative. Raises `FormulaError` if it is not finite."""
     value = signed_constant(threshold)
     return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
@@ -264,7 +264,7 @@ def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
 
 
 def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> Formula:
-    """Return the formula with the topmost nodes for which `change` returns another one replaced by it."""
+    """Replace each node for which `change` returns another node. Nodes below a replaced node are not visited."""
 
     def visit(node: Node) -> Node:
         return change(node) or map_children(node, visit)
@@ -279,9 +279,9 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return the formula in which G over no record is -inf, and F and U over no record are +inf. A window [a,b]
-    contains no record where `F[a,b](true)` is false. Only this is added, so that the same rules evaluate both readings
-    of an empty window. A window from 0 on is never empty.
+    """Return the formula with empty windows read the other way: G is -inf over an empty window, and F and U are +inf. A
+    window [a,b] is empty if `F[a,b](true)` is false. Only such terms are added, so that the same rules evaluate both
+    readings. A window that starts at 0 is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -295,7 +295,7 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return the formula twice: with each obligation that the end of the episode cuts off read as kept, and as broken.
+    """Return two readings of a formula: obligations that the end of the episode cuts off count as kept, and as broken.
 
     An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
     Without obligations, both are the formula itself.

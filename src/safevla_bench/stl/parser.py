@@ -24,7 +24,7 @@ from safevla_bench.stl import units
 from safevla_bench.stl.formula import format_argument
 from safevla_bench.text import suggest_names
 
-MAX_CHARACTERS = 100_000  # maximum length of a formula's text: one of the maximum depth, with names of 500 characters
+MAX_CHARACTERS = 100_000  # maximum length of a formula's text: 500 characters per level of MAX_DEPTH
 MAX_DEPTH = 200
 """Maximum depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
@@ -34,8 +34,8 @@ def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> synta
 
     Args:
         text: Signal temporal logic, for example ``G[0,T](grip -> held_object_slip > -threshold)``.
-        signals: The known signals, True if Boolean. Without it every name is known: Boolean where a formula
-            is expected, numeric in arithmetic.
+        signals: Known signals: name -> True if it is Boolean. If None, every name is known, and its place in the
+            formula decides whether it is Boolean or numeric.
 
     Raises:
         FormulaError: The text is not a formula, names an unknown signal, uses a Boolean signal as a number or the
@@ -59,7 +59,7 @@ def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> synta
     except UnexpectedInput as error:
         raise _unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
-        # Lark wraps exceptions of a builder's method; only ours are meant for the user.
+        # Lark wraps an exception of a builder's method; the user should see the original.
         raise error.orig_exc from None
 
 
@@ -76,7 +76,7 @@ def _load_grammar() -> Lark:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedPart:
-    """A node and the column where it starts. A bare name is a `Signal` until its context makes it Boolean."""
+    """A node and the column where it starts. A bare name is a `NumericSignal` until its context requires a formula."""
 
     node: syntax.Node
     column: int
@@ -128,7 +128,7 @@ def _apply_window(
 
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
-    """Builds a part for each grammar rule, bottom up and without recursion. The grammar names the public methods."""
+    """Builds a part for each grammar rule, bottom up and without recursion. Lark calls the method of the same name."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
         super().__init__()

@@ -1,22 +1,21 @@
-"""Space robustness of a formula over many episodes at once, in discrete time.
+"""Space robustness of a formula over many episodes at once, in discrete time (paper Section 3.1, Appendix C.1).
 
-A predicate's margin is bound - s or s - bound, in the unit of the signal (paper Section 3.1, Appendix C.1), 0 if the
-two are equal up to rounding; `<` and `<=` have one margin. Not flips the sign, and is the minimum, or the maximum, `a
--> b` is b where a holds and else +inf (in libraries that follow the paper's text: max(-a, b)), G the minimum, F the
-maximum over a window, and until is max over t' of min(right(t'), min of left over [t, t')). Windows count seconds from
-each record, multiples of the control step, and are clipped at the end of the episode; with time stamps a window
-contains the records whose stamps lie in it. Over no record G is +inf, F and U are -inf, and `hangs_on_empty_window`
-finds the verdicts that this convention decides. Boolean signals are crisp: +inf or -inf. NaN is an error, never a
-verdict.
+The margin of a predicate on a signal s is bound - s or s - bound, in the unit of s; it is 0 if both are equal up to
+rounding. `<` and `<=` have the same margin. `not` flips the sign, `and` is the minimum, and `or` the maximum. The
+margin of `a -> b` is that of b while a holds, else +inf; libraries that follow the paper's text use max(-a, b). G is
+the minimum over a window, F the maximum, and `a U b` is max over t' of min(b(t'), min of a over [t, t')). A window
+counts seconds from each record, in multiples of the control step, and is clipped at the end of the episode. With time
+stamps, it contains the records whose stamps lie in it. Over an empty window G is +inf, and F and U are -inf;
+`hangs_on_empty_window` finds the verdicts that depend on this convention. Boolean signals are +inf or -inf. NaN is an
+error.
 
-A signal is infinite where it has nothing to measure, such as the gap between bodies that have not separated. A
-comparison with it has no margin: it is left out, and under F or U, where one record suffices, it counts as unknown.
+A signal is infinite if it has nothing to measure, such as the gap between bodies that have not separated. A comparison
+with an infinite value has no margin: G leaves it out. Under F and U, which a single record can satisfy, it is unknown.
 
 Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
-that any true values could give: G leaves out a record with an unknown value, or if it is unknown whether the gate is
-open, and a formula that is violated is violated for any true values. `settle_unknown` determines in which
-episodes a formula that is not violated has a verdict: if it holds in the worst reading too, or if G judged other
-records.
+that any true values could give. G leaves out a record if its value is unknown, or if it is unknown whether the gate is
+open. A formula that is violated in the best reading is violated for any true values. Any other formula has a verdict in
+two cases: it also holds in the worst reading, or its G judged other records (see `settle_unknown`).
 """
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ class FormulaVerdict:
     formulas other than G(predicate) and G(gate -> predicate).
     """
     first_violation: Ints
-    """Record of the first violation, [E], -1 = none.
+    """Record of the first violation, [E]; -1 if there is none.
 
-    Under a root G it is the first record whose margin is negative, under a conjunction the earliest of its violated
-    parts, else 0.
+    For a G at the root it is the first record with a negative margin, for a conjunction the earliest first violation of
+    its parts, and for any other formula record 0.
     """
 
 
@@ -93,11 +92,11 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 
 
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
-    """Return the robustness of all episodes, [E], and whether unknown values, or the end of the episode, leave no
-    verdict, [E]. A violation is always a verdict. A formula with only G that judged any record has the margin of the
-    best reading: that margin is finite, or with `binary` a record of a root G is decided. Any other formula has the
-    margin of the worst reading, and no verdict if that is negative. `rho` is that of the best reading, [E]; `binary`
-    specifications have no margins, so that +inf does not mean that nothing was judged. Raises as `robustness` does.
+    """Return the robustness of each episode, [E], and whether unknown values or the end of the episode leave it without
+    a verdict, [E]. `rho` [E] is the robustness in the best reading. A violation is always a verdict. A formula with
+    only G keeps `rho` if it judged any record: if `rho` is finite, or for a `binary` specification, which has no
+    margins, if any record of a root G is decided. Any other formula gets the robustness in the worst reading, and no
+    verdict if that is negative. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
@@ -125,7 +124,7 @@ def _settle(formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool,
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F or U that must hold, or a negated G (`positive` False: the reverse)."""
+    """Return whether the formula (its negation if not `positive`) has an F or U that must hold, or a negated G."""
     if isinstance(formula, syntax.Until | syntax.Eventually if positive else syntax.Until | syntax.Always):
         return True
     match formula:
@@ -152,9 +151,9 @@ def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
 
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
-    """Return whether a window that contains no record decides the verdict of each episode, [E]. The formula is judged
-    with empty windows read as usual (G true, F and U false), and with all of them read the other way. True if the two
-    verdicts differ. Raises as `robustness` does.
+    """Return whether a window without records decides the verdict of each episode, [E]. The formula is judged twice:
+    with the usual reading of empty windows (G true, F and U false), and with the opposite reading. An empty window
+    decides if the two verdicts differ. Raises the same errors as `robustness`.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -164,8 +163,9 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
 
 @np.errstate(all="ignore")
 def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
-    """Return in how many records of each episode the condition of G(a -> b) or a -> b holds, and among how many, [E]
-    each. The conditions of a -> b -> c must hold together; without G only record 0 counts. None for any other formula.
+    """Return the number of records of each episode in which the condition of G(a -> b) or a -> b holds, and the number
+    of records examined, [E] each. In a -> b -> c, a and b must hold together. Without G, only record 0 is examined.
+    Return None for any other formula.
     """
     child, parts = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
     while isinstance(child, syntax.Implies) and not child.plain:
@@ -184,7 +184,7 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
 
 @np.errstate(all="ignore")
 def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the robustness at every record, [N], in the best reading or the worst. Raises as `robustness` does."""
+    """Return the robustness at every record, [N], in the best or worst reading. Raises the errors of `robustness`."""
     rho = np.empty(trace.starts[-1])
     for episodes, part in group_by_step(formula, trace):
         rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, part, at_start=False, best=best))
@@ -193,7 +193,7 @@ def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool =
 
 @np.errstate(all="ignore")
 def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
-    """Return robustness, worst signal value and first violation of each episode. Raises as `robustness` does."""
+    """Return robustness, worst signal value and first violation of each episode. Raises the errors of `robustness`."""
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, part in group_by_step(formula, trace):
         if part is trace:
@@ -231,13 +231,12 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
 
-# One-sided clauses: G(s < bound) and G(gate -> s < bound), and the same with >. Nearly all specifications have this
-# form.
+# One-sided clauses: G(s < bound) and G(gate -> s < bound), and both with >. Nearly all specifications have this form.
 
 
 @dataclass(frozen=True, slots=True)
 class OneSidedClause:
-    """G(signal below or above a bound), with or without a gate. The worst signal value decides the margin."""
+    """The formula G(s < bound) or G(s > bound), with or without a gate. The worst value of s decides its margin."""
 
     window: syntax.Window
     gate: syntax.Formula | None
@@ -245,17 +244,17 @@ class OneSidedClause:
     signal: str
     bound: float
     upper: bool
-    plain: bool = False  # true if the gate's own margin counts, as in the paper
+    plain: bool = False  # true if the gate's margin counts too, as in the paper
 
     def margins(self, values: Floats, rounding: Floats | float) -> Floats:
-        """Return the margins of values of the signal, 0 where they equal the bound up to rounding; same shape."""
+        """Return the margin of each signal value, in the same shape; 0 if it equals the bound up to rounding."""
         return subtract(self.bound, values, rounding) if self.upper else subtract(values, self.bound, rounding)
 
 
 def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
-    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula. Also
-    None unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
-    `FormulaError` if the bound contains `threshold`, `SignalError` if it divides by zero or overflows.
+    """Return G(comparison) or G(gate -> comparison) as a one-sided clause; None for any other formula. One side of the
+    comparison must be a bare signal, and the other side, the bound, must read no signal; otherwise return None. Raises
+    `FormulaError` if the bound contains `threshold`, and `SignalError` if it divides by zero or overflows.
     """
     match formula:
         case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate, plain)):

@@ -46,14 +46,14 @@ class Fold:
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
 ROUNDING, ROUNDING_SINGLE = 1e-9, 1e-4
-"""Relative difference up to which two numbers are equal: for float64, and if one was stored as float32."""
+"""Relative difference up to which two numbers count as equal: if both are float64, and if one was stored as float32."""
 BLOCK_RECORDS = 1 << 16
-"""Number of records that are processed at a time: half a megabyte of numbers, which fit into a core's cache."""
+"""Number of records processed at a time. Their float64 values take half a megabyte, which fits into a core's cache."""
 
 
 def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each of the given ranges, which may overlap, in the order given. An empty
-    range gives the fold's neutral value. Two overlapping spans of a power of two make any range.
+    """Return the fold over values[lo:hi] for each range, in the given order. Ranges may overlap; an empty range gives
+    the fold's neutral value. Two overlapping spans whose length is a power of two cover any range.
     """
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values
@@ -65,10 +65,10 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
-    """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. An empty range
-    gives minus infinity, or False for Booleans; `lo` is never before t. Two adjacent stretches a, b join as reached =
-    max(reached_a, min(held_a, reached_b)), held = min(held_a, held_b); the binary digits of a range's width say which
-    doubled stretches are joined.
+    """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. `lo[t]` is
+    never before t. An empty range gives minus infinity, or False for Booleans. Two adjacent stretches a and b join to
+    one with reached = max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a
+    range's width select the stretches of length 1, 2, 4, ... that make up the range.
     """
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
@@ -86,11 +86,11 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
 
 
 def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floats | float) -> Floats:
-    """Return the difference, exactly 0 if the two are equal up to rounding (the rule of `math.isclose`): if they differ
-    by at most `rounding` times the larger magnitude. Arguments broadcast.
+    """Return the difference, or exactly 0 if the two numbers are equal up to rounding. As in `math.isclose`, they are
+    if they differ by at most `rounding` times the larger magnitude. Arguments broadcast.
     """
     count = max(np.size(minuend), np.size(subtrahend))
-    if count > BLOCK_RECORDS and max(np.ndim(minuend), np.ndim(subtrahend)) == 1:  # in the cache, block by block
+    if count > BLOCK_RECORDS and max(np.ndim(minuend), np.ndim(subtrahend)) == 1:  # blocks that fit into the cache
         result = np.empty(count)
         for first in range(0, count, BLOCK_RECORDS):
             rows = slice(first, first + BLOCK_RECORDS)
@@ -101,7 +101,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             result[rows] = subtract(*parts)
         return result
     difference = np.asarray(np.subtract(minuend, subtrahend))
-    # If two numbers are equal, neither is twice the other: one cheap pass finds the few candidates.
+    # Of two equal numbers, neither is more than twice the other, so this cheap test finds all candidates.
     near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
     if not near.any():
         return difference
@@ -111,11 +111,11 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]; neutral if empty."""
+    """Return the fold over values[lo:hi] of E ascending, disjoint ranges, [E]; empty ranges give the neutral value."""
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     filled = lo < hi
-    # reduceat takes the ends as starts of further ranges, which are dropped; the last end may lie past the last record.
+    # reduceat also folds from each end to the next start; [::2] drops these results. It rejects an index past the end.
     cuts = np.column_stack([lo[filled], hi[filled]]).ravel()
     cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
     folded = np.empty_like(values, shape=(len(lo),))
@@ -125,8 +125,8 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjacent pieces of the values, [P]; `cuts` are their first indices, from 0. Works
-    block by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
+    """Return the fold over each of P adjacent pieces of the values, [P]. `cuts` holds the first index of each piece and
+    starts with 0. Values are read block by block: folding many short pieces is quick once the block is in the cache.
     """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
@@ -164,15 +164,15 @@ class Trace:
     unknown: Mapping[str, Bools] = field(default_factory=dict)
     """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
 
-    The true value is the signal's or a larger one; if the signal is NaN it may be any. A Boolean may be either.
+    There the given value is a lower bound of the true value; NaN gives no bound. A Boolean may be True or False.
     """
     time_s: Floats | None = None
-    """Time stamp of each record [s], increasing, NaN in an episode without stamps, [N]; None if no episode has any.
+    """Increasing time stamps of the records [s], [N], NaN in an episode without stamps; None if all episodes lack them.
 
     Windows use stamps, if there are any, instead of control steps.
     """
     single: Mapping[str, Bools] = field(default_factory=dict)
-    """Name -> whether a source of the signal was stored as float32 in each episode, [E]; not listed = in none."""
+    """Name -> whether a source of the signal was stored as float32 in each episode, [E]; False for unlisted signals."""
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
@@ -198,14 +198,14 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the chosen episodes, by a mask [E] or by indices; itself for all in order."""
+        """Return the trace of the episodes chosen by a mask [E] or by indices; for all in order, this trace."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
         return self.cut(chosen, self.starts[chosen], self.starts[chosen + 1])
 
     def cut(self, chosen: Ints, lo: Ints, hi: Ints) -> Trace:
-        """Return the rows [lo, hi) of the chosen episodes as an episode each; an episode may be chosen repeatedly."""
+        """Return a trace with one episode for each entry of `chosen`: its rows [lo, hi). Entries may be repeated."""
         lengths = hi - lo
         starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)
@@ -216,7 +216,7 @@ class Trace:
         return Trace(signals, starts, self.dt_s[chosen], unknown, stamps, single)
 
     def rounding(self, names: Iterable[str]) -> Floats:
-        """Return the relative difference up to which values of these signals equal a limit in each episode, [E]."""
+        """Return the relative difference up to which these signals count as equal to a limit in each episode, [E]."""
         single = [self.single[name] for name in names if name in self.single]
         return np.where(np.logical_or.reduce([np.zeros(len(self), np.bool_), *single]), ROUNDING_SINGLE, ROUNDING)
 
@@ -244,21 +244,21 @@ class Trace:
         return cast(Floats, values)
 
     def is_undefined(self, name: str) -> Bools:
-        """Return whether each episode lacks a numeric signal, [E]: NaN at its first record and not unknown there.
-        Raises `SignalError` if the signal is missing or not numeric.
+        """Return whether a numeric signal is undefined in each episode, [E]: NaN at record 0 without being marked as
+        unknown there. Raises `SignalError` if the signal is missing or not numeric.
         """
         first = self.starts[:-1]
         undefined = np.isnan(self.numeric_signal(name)[first])
         return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
 
     def least_values(self, name: str) -> Floats:
-        """Return the smallest value that a numeric signal may have, [N]: the signal's, or -inf if that is NaN."""
+        """Return the smallest possible true value of a numeric signal, [N]: the given value, or -inf if it is NaN."""
         values = self.numeric_signal(name)
         return np.where(np.isnan(values), -np.inf, values)
 
     def reject_nan(self, values: Values, what: str) -> None:
-        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN, if any. `what` starts the
-        message: the name of the values. Booleans are never NaN.
+        """Raise a `SignalError` if any of the `values`, [N], is NaN. The message begins with `what`, the name of the
+        values, and gives the first such record. Booleans are never NaN.
         """
         if values.dtype == np.bool_ or not np.isnan(values.max(initial=-np.inf)):
             return

@@ -1,7 +1,7 @@
-"""Units of formulas: every margin has one, and so has every literal.
+"""Units of formulas: every margin and every literal has a unit.
 
-A literal without a unit has that of the value it is compared with or added to; as a factor or divisor it is a pure
-number. Numbers are converted to units without a factor: 5 cm becomes 0.05 m.
+A literal written without a unit takes the unit of the value that it is compared with or added to; a literal factor or
+divisor is a pure number. Numbers are converted to the base units N, m, s and deg: 5 cm becomes 0.05 m.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Unit:
 
 
 ONE = Unit()
-_SEVERAL = Unit(())  # of a condition that compares in several units
+_SEVERAL = Unit(())  # the unit of a condition with comparisons in several units
 _FILE = resources.files(__package__).joinpath("units.toml")
 _SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tuple[int, int, int, int]]])
 KNOWN = f"units are made of {', '.join(symbol for symbol in _SYMBOLS if symbol != '1')}, such as m/s^2 or N m"
 _POWERS = {"": 1, "²": 2, "³": 3}
 _WORDS = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
-PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # pattern of one factor of a unit after a number
+PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # one factor of a unit that follows a number
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 
 
@@ -65,8 +65,8 @@ def split_quantity(text: str) -> tuple[str, str]:
 
 @cache
 def parse_unit(text: str) -> tuple[Decimal, Unit]:
-    """Return the factor and the unit of a text such as `cm`, `N m`, `m/s^2` or `deg/s`; "" is 1. Raises `FormulaError`
-    for an unknown symbol.
+    """Parse a unit such as `cm`, `N m`, `m/s^2` or `deg/s` into its factor and its powers of the base units; "" is the
+    pure number 1. Raises `FormulaError` for an unknown symbol.
     """
     scale, unit = Decimal(1), ONE
     parts = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
@@ -85,15 +85,16 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
 def check_units(
     formula: syntax.Formula, unit_of: Callable[[str], str], threshold: str | None = None
 ) -> tuple[syntax.Formula, Unit | None]:
-    """Return the formula with its crisp sides of until marked, and the unit of its margin; None if it has none.
-    `unit_of` gives the unit of a signal; `threshold` is that of the placeholder, which without one is a literal. Raises
-    `FormulaError` if numbers of different units are compared or added, or share a margin outside a condition.
+    """Check the units of a formula. Return it with `crisp` set in each `Until` that needs it, and the unit of its
+    margin (None without a margin). `unit_of` gives the unit of a signal. `threshold` is the unit of the placeholder;
+    None lets it take the unit of the other side, as a literal does. Raises `FormulaError` if numbers of different units
+    are compared or added, or if margins of different units are combined outside a condition.
     """
     return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
 
 
 def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> syntax.Formula:
-    """Return the formula with its unit behind every literal that is compared or added."""
+    """Return the formula with the unit written after every literal that is compared or added."""
     check = _UnitCheck(unit_of, None)
 
     def spell(part: syntax.Expression, unit: Unit) -> syntax.Expression:
@@ -140,7 +141,7 @@ class _UnitCheck:
                 reach, unit = self.check_formula(right, in_condition=True)
                 crisp = hold_unit is not None and unit is not None and hold_unit != unit
                 if not crisp and unit == _SEVERAL and not in_condition:
-                    self.check_formula(right, in_condition=False)  # which raises the error
+                    self.check_formula(right, in_condition=False)  # raises the error
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
             case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
                 checked, unit = self.check_formula(child, in_condition=in_condition)
@@ -216,7 +217,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 
 
 def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Convert a comparison to pure numbers: relative to its limit, or to its unit if the limit is not a literal."""
+    """Divide both sides of a comparison by its limit, or by 1 of its unit if the limit is not a positive literal."""
     left, right = predicate.left, predicate.right
     one = syntax.Number(1.0)
     if unit is None or unit == ONE:
