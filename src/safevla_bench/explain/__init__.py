@@ -1,1 +1,1 @@
-"""Explanations of judged episodes: signal against limit, bodies behind a value, one episode, an ad-hoc formula."""
+"""Explanations of judged episodes: signals and their limits, the bodies behind a value, causes, ad-hoc formulas."""

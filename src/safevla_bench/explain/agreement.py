@@ -1,8 +1,8 @@
-"""Agreement of our verdicts with external safety labels: the costs that a simulator gave its own steps.
+"""Agreement of our verdicts with external safety labels: costs that a simulator assigned to the steps of an episode.
 
-A label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step of an episode that
-was not cut short; the last step may have no cost, since LIBERO-Safety gives none with success. These labels do not
-affect Safety, SBU or VSI.
+A label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step and the episode was
+not cut short. The last step may lack a cost, because LIBERO-Safety gives none to the step that succeeds. The labels do
+not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNKNOWN = -1
 
 
 class CostLabel(NamedTuple):
-    """One cost over one episode: its sum, the first record with a cost above 0 (-1 if none), and whether some step
-    before the last has no cost.
+    """One cost over one episode: its sum, the first record with a cost above 0 (-1 if there is none), and whether a
+    step before the last has no cost.
     """
 
     total: float
@@ -34,27 +34,27 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [E]; {} if its record has none
+Labels = Sequence[dict[str, CostLabel]]  # for each episode: name -> label; {} if its record has no labels; [E]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One label against one clause, or `ANY_CLAUSE`; `counts` [2, 2]: label safe, unsafe × ours safe, unsafe."""
+    """Agreement of one label with our verdict on one clause, or on `ANY_CLAUSE`, in numbers of episodes."""
 
     label: str
     clause: str
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64]  # [2, 2]: rows are label safe and unsafe, columns our verdict safe and unsafe
     unlabeled: int  # episodes that the label does not decide
-    undecided: int  # the other episodes that the clause does not decide, or does not apply to
+    undecided: int  # labeled episodes that the clause does not decide, or does not apply to
 
     @property
     def n(self) -> int:
-        """Number of episodes decided by both."""
+        """Number of episodes decided by both the label and the clause."""
         return int(self.counts.sum())
 
 
 class Disagreement(NamedTuple):
-    """An episode, by its index, with different results of a label and our verdict."""
+    """An episode, by its index, for which a label and our verdict over all clauses differ."""
 
     episode: int
     label: str
@@ -62,7 +62,7 @@ class Disagreement(NamedTuple):
 
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
-    """Return the labels of all episodes of some batches, in order."""
+    """Return the labels of all episodes of the batches, in order."""
     labels = []
     for batch in chunks:
         channel = batch.channel(LABEL_COST)
@@ -81,7 +81,7 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return rows for each label, with any clause and with each that applies, and the episodes of disagreement."""
+    """Return each label's agreement with `ANY_CLAUSE` and each clause, and its disagreements with `ANY_CLAUSE`."""
     rows, differing = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
@@ -118,10 +118,10 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
 
 
 def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return Cohen's kappa of tables [..., 2, 2] of counts or shares, [...]: 1 = they always agree, 0 = as by chance.
+    """Return Cohen's kappa, [...], of tables [..., 2, 2] of counts or shares of the verdicts of two raters.
 
-    NaN if both gave one and the same label to all episodes, so that chance alone always agrees, or there are none. J.
-    Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    It is 1 if they always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if both
+    gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
@@ -134,9 +134,9 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
 
 
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
-    """Return the 95 % credible interval of kappa of a table [2, 2] of counts, by Jeffreys' prior; None without kappa.
-    Shares are drawn from the Dirichlet distribution of the counts plus a half. The interval keeps its coverage with ten
-    episodes, and with full agreement, when the usual standard error is 0.
+    """Return the 95 % credible interval of kappa for a table [2, 2] of counts, by Jeffreys' prior; None if kappa is
+    NaN. Shares are drawn from the Dirichlet distribution with the parameters `counts` + 0.5. The interval keeps its
+    coverage with only ten episodes, and under full agreement, for which the usual standard error is 0.
     """
     if np.isnan(cohen_kappa(counts)):
         return None

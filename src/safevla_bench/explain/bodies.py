@@ -1,10 +1,10 @@
-"""The bodies behind a signal's value in one record, those of every violation, and the kinds of bodies.
+"""The bodies behind a signal's value in one record, the bodies of every violation, and the kinds of bodies.
 
-A kind says how a body of a violation relates to the task, by its role, its name and the task's goal. The vocabulary is
-fixed. Role and position come from the record.
+A kind is one of the words in `BODY_KINDS`. It says how a body relates to the task, and depends on the body's role, its
+name and the task's goal. The record gives roles and positions.
 
-A clause on the largest force, or the largest displacement, is violated if any body or pair exceeds its limit: all of
-them are named here, not only the worst. They do not affect Safety, SBU or VSI.
+A clause on the largest force or displacement is violated if any body or pair of bodies exceeds the limit. `find_bodies`
+yields all of them, not only the worst. The bodies and kinds do not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BODY_KINDS: tuple[BodyKind, ...] = (
     *("arm link", "gripper", "mount", "mobile base", "robot part", "target", "distractor", "goal receptacle"),
     *("bystander of unknown kind", "goal fixture", "fixture link", "furniture"),
 )
-"""In the order of tables; docs/reference/tables.md has their meanings."""
-# robosuite prefixes the bodies of a robot by the part that they belong to (1.4: LIBERO; 1.5: RoboCasa).
+"""The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
+# robosuite names each body of a robot after the robot's part: version 1.4 for LIBERO, 1.5 for RoboCasa.
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
     ("mount", re.compile(r"mount|pedestal", re.IGNORECASE)),
@@ -44,7 +44,7 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 
 def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body of an episode; `body` is its index in the batch's body table, `episode` from 0."""
+    """Return the kind of a body in an episode. `body` is an index in the batch's body table, `episode` in the batch."""
     header, poses = batch.headers[episode], batch.body_pos_m
     name, role = batch.body_label(body), int(batch.body_role[body])
     if role == ROBOT:
@@ -71,18 +71,18 @@ def _names_body(names: Sequence[str], body: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """The bodies behind a signal's value in one record: their relation, their names, the amount and their kinds."""
+    """The bodies behind a signal's value in one record: `what` is their relation, such as `hardest contact`."""
 
     what: str
     names: tuple[str, ...]
-    amount: str = ""
+    amount: str = ""  # the value as text with its unit; "" if it is not known
     kinds: tuple[BodyKind, ...] = ()  # one per body; empty if `names` holds a joint
-    arms: tuple[str, ...] = ()  # one per body of a record with several arms: the body's own, "" = none
-    joint: int | None = None  # index of the joint that `names` holds among those of all arms; None for bodies
+    arms: tuple[str, ...] = ()  # arm that each body belongs to, "" = none; empty for a robot with one arm
+    joint: int | None = None  # index, over the joints of all arms, of the joint in `names`; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each name with its kind, and its arm if there are several: `palm (gripper of left)`; or only the names."""
+        """The names with kinds, and arms if several: `palm (gripper of left)`. Joints have only names."""
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)
@@ -90,13 +90,13 @@ class Contributors:
         return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:
-        """Return relation and labels, such as `in contact: hand (gripper) and plate_1 (goal receptacle)`."""
+        """Return relation and labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
         return f"{self.what} {' and '.join(self.labels)}"
 
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
-    """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named. For
-    signals of torque this is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
+    """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named. For a
+    signal of torque, the only name is that of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
     batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if behind is None:
@@ -131,7 +131,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
-    """Return the contacts of one record between two roles (empty = any), as indices into those of the batch."""
+    """Return the indices in `batch.contacts` of one record's contacts between two `roles`; empty = between any."""
     contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
     if not roles:
         return contacts
@@ -142,8 +142,8 @@ def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArra
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances in meters from record 0, or from the
-    first record of the judged interval, [n, W]. NaN if the body's pose is unknown, or was in that record.
+    """Return the watched bodies of the only episode, [W], and their distances [n, W] in meters from their positions in
+    record 0, or in the first record of the judged interval. NaN if either pose is unknown.
     """
     batch, origin = fields.batch, fields.origin
     body, xyz = batch.body_pos_m.episode_poses(0)
@@ -173,22 +173,22 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
 
 @dataclass(frozen=True, slots=True)
 class BodyViolation:
-    """A body, or two in contact, that exceeds the limit of a scored specification in one episode."""
+    """A body, or two bodies in contact, that exceed the limit of a scored specification in one episode."""
 
-    number: int  # of the episode: its number in the scores, from 1
+    number: int  # number of the episode in the scores, from 1
     spec_id: str
-    bodies: tuple[str, ...]  # its name, or those of a pair, in the order of `kinds`
+    bodies: tuple[str, ...]  # names of one or two bodies, in the order of `kinds`
     kinds: tuple[BodyKind, ...]
-    worst: float  # its own largest value while it exceeds the limit, in the unit of the specification; 1 for a touch
+    worst: float  # largest value of the body or pair while it exceeds the limit, in `unit`; 1 for a touch
     unit: str
     first_violation_step: int
 
 
 def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
-    """Yield the bodies of the violations, by episode, then in library order, then the worst first.
+    """Yield the bodies of the violations, by episode, then by specification in library order, then the worst first.
 
-    `chunks` hold the episodes of the scores in their order; the ruleset's registry knows the bodies of the goals.
-    Specifications that the ruleset's library lacks are skipped.
+    `chunks` hold the episodes of the scores, in the same order. The ruleset's registry knows the bodies of each task's
+    goal. Specifications that the ruleset's library lacks are skipped.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     first = 0
@@ -229,7 +229,7 @@ def _find_in_episode(
             )
 
 
-# Bodies of the table -> their worst value and the first record in which they exceed the limit.
+# Indices of one or two bodies in the body table -> their worst value, and the first record beyond the limit.
 _Broken = dict[tuple[int, ...], tuple[float, int]]
 
 

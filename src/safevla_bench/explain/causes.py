@@ -1,7 +1,7 @@
-"""Causes of violations, inferred from contacts and poses: arm → bowl → plate, when, how fast, at what stage.
+"""Causes of violations, inferred from contacts and poses: a chain such as arm → bowl → plate, with times and speed.
 
-A chain leads from the body that began the violation to the affected body; neighbors touch in the record given. A
-contact of record t lies between t - 1 and t.
+A chain leads from the body that began the violation to the affected body. Each body touches the next one in the chain,
+in a known record. A contact in record t took place between records t - 1 and t.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
-MOVED_M = 0.0005  # a body that is farther than this from its place has left it
-RECENT_S = 0.5  # maximum time by which a contact may precede the contact or violation that it led to
+MOVED_M = 0.0005  # a body counts as moved if it is farther than this from its initial position [m]
+RECENT_S = 0.5  # maximum time from a contact to the contact or violation that it caused [s]
 _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CauseChain:
-    """The course of a violation; `bodies` from the first of the chain to the last, neighbors in contact in `steps`.
-    `others` touch the last body at the same time, so that they are possible causes too. `step` is the record in which
-    the violation began.
+    """The cause of a violation. `bodies` are in the order of the chain; `steps` are the records in which each body
+    touches the next. `others` touched the last body too, so they are also possible causes. `step` is the record in
+    which the violation began.
     """
 
     bodies: tuple[str, ...]
@@ -63,9 +63,9 @@ class _Chain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of the violation of a signal's limit that began in record `first` of the only episode.
 
-    None for signals of motion, if `first` is below 0 (no violation), if the episode has no channel of contacts, or if
-    the record has no known displacement, no contact, or no held object, as the signal needs. A signal of joint torque
-    always has a cause, which may name no body. The registry knows which tasks hold an object.
+    None for signals of motion, if `first` is below 0 (no violation), or if the episode has no channel of contacts. Also
+    None if the record lacks the known displacement, the contact or the held object that the signal needs. A signal of
+    joint torque needs none of these, but its cause may name no body. The registry knows which tasks hold an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -170,7 +170,7 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
 
 
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
-    """Return the chain from the robot to a body up to a record; only the body if no chain reaches the robot."""
+    """Return the chain of contacts up to a record from the robot to a body; only the body if there is no chain."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _Chain((body,))
@@ -256,7 +256,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the arm that the first body belongs to that is one of an arm; else those of the clause."""
+    """Return the fields of the arm that owns the first owned body; `reading` if no arm owns one or an arm is chosen."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -266,9 +266,9 @@ def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
 
 
 def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the stage of the grasp in a record of a task with a held object; "" for others or without grip.
-    Before grasp: until the first grip. Transport: gripped, and more than 5 cm above its start. After release: after the
-    last grip. Handling: the rest between the first grip and the last.
+    """Return the stage of the grasp in a record; "" if the task holds no object, or a needed channel is missing.
+    Before grasp: before the first record with a grip. After release: after the last one. Transport: in between, while
+    the gripped object is more than 5 cm above its start. Handling: the other records in between.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
     if header.arms and not reading.name_arm():

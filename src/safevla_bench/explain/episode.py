@@ -26,7 +26,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One record: its step, its time, the signal's value there (None if not finite) and the bodies behind it."""
+    """One record: its index, its time, the signal's value (None if not finite) and the bodies behind that value."""
 
     step: int
     time_s: float
@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification with a verdict; `rho` is -inf if a Boolean signal decided a violation, without a margin."""
+    """One specification's verdict and signal; `rho` is -inf for a violation decided by a Boolean signal: no margin."""
 
     spec: SpecColumn
     formula: str
@@ -49,8 +49,8 @@ class SpecTrace:
     violated: bool
     first: Moment | None  # the first record that violates it, None if it holds
     worst: Moment
-    why: CauseChain | None = None  # the cause of its violation, inferred from contacts and poses
-    arm: str = ""  # the one of several arms that decides its verdict; "" if it is not about one arm
+    why: CauseChain | None = None  # the cause of the violation, inferred from contacts and poses
+    arm: str = ""  # the arm that decides the verdict; "" if the robot has one arm, or the signal is not about an arm
 
     @property
     def first_step(self) -> int:
@@ -63,7 +63,7 @@ class SpecTrace:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are not judged."""
+    """One explained episode: its row of the scores, its judged clauses, worst first, and why others have no verdict."""
 
     number: int
     score: EpisodeScore
@@ -72,8 +72,8 @@ class Explanation:
     dt_s: float
     times_s: Floats | None  # seconds from record 0 to each record, [records]; None = they are `dt_s` apart
     clauses: tuple[SpecTrace, ...]
-    vacuous: Mapping[str, str]
-    inactive: Mapping[str, str]  # specification -> why it is inactive, in words
+    vacuous: Mapping[str, str]  # specification -> why it is vacuous
+    inactive: Mapping[str, str]  # specification -> why it is inactive
 
     def elapsed_s(self, step: int) -> float:
         """Return the seconds from record 0 to a record."""
@@ -86,15 +86,15 @@ class Explanation:
 
     @property
     def kept_clauses(self) -> tuple[SpecTrace, ...]:
-        """Return the clauses that hold, the nearest to its limit first."""
+        """Return the clauses that hold, in order of increasing margin over threshold."""
         return tuple(clause for clause in self.clauses if not clause.violated)
 
 
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of the episode at `index` of the scores, from 0, by the ruleset that judged it. Its record
-    is at `place` of the batch; None = at `index`.
+    """Explain the verdicts on one episode. `index` is its index in the scores, and `place` its index in the batch;
+    None = the same as `index`. `ruleset` must be the one that judged the episode.
     """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
@@ -116,11 +116,11 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation.
+    """Return a mapping from the number of an episode, from 1, to a sentence on the cause of its first violation.
 
-    Leaves out episodes without a violation, without a known cause, or whose first violated specification the library
-    lacks. `chunks` hold the episodes of the scores, in their order. If several specifications are violated first
-    together, the sentence is about the one that `Scores.first_violation` names.
+    It leaves out episodes without a violation, without a known cause, or with a first violated specification that the
+    library lacks. `chunks` hold the episodes of the scores, in the same order. If several specifications are first
+    violated in the same record, the sentence is about the one that `Scores.first_violation` names.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -140,10 +140,10 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
-    """Return for each specification why it is vacuous in the only episode of `reading`."""
+    """Return a mapping from each specification to the reason why it is vacuous in the only episode of `reading`."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # it is vacuous for every arm
+        view = reading.views(library[spec_id].signals)[0]  # any arm will do: a vacuous episode is so for all arms
         values = signals.derive_signals(view, library[spec_id].signals)
         undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
         match library[spec_id].formula:
@@ -158,7 +158,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
+    """Return the explanation in plain values for JSON: the episode's row of scores.json and its explained clauses.
     Numbers that are not finite or do not apply are None.
     """
     return {
@@ -204,9 +204,9 @@ def _moment_document(moment: Moment) -> dict[str, Any]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first. The others
-    follow by margin over threshold, the smallest first. Specifications that the library lacks are left out. `record` is
-    the episode as a batch of one, `episode` its index in the scores.
+    """Return the traces of the scored specifications with a verdict in the episode: violated ones first, by decreasing
+    depth, then the others by increasing margin over threshold. Specifications that the library lacks are left out.
+    `record` holds only this episode; `episode` is its index in the scores.
     """
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
@@ -217,7 +217,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 
 
 def judged_columns(scores: Scores, episode: int) -> list[int]:
-    """Return the columns of the scored specifications with a verdict in an episode: violated first, deepest first."""
+    """Return the columns of the scored specifications with a verdict in an episode, in the order of `trace_specs`."""
 
     def severity(k: int) -> tuple[bool, float, float]:
         depth = nan_to_none(scores.depth[k, episode]) or 0.0
@@ -256,7 +256,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
-    """Return what a signal means, with the records from which displacement counts: the first of each interval."""
+    """Return what a signal means; for a displacement in judged phases, name the records from which it is measured."""
     if arm := reading.name_arm():
         return f"{signal.meaning} Shown is the arm {arm}, which decides."
     if reading.judged is None or signal.bodies is not DISPLACED:
@@ -275,9 +275,9 @@ def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: in
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
-    """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
-    Cells (policy and benchmark) take turns. If no episode is unsafe, returns the judged episodes nearest to a limit; []
-    if none is judged.
+    """Return the indices of at most `max_count` worst unsafe episodes, in the order of `rank_by_severity`. Each cell
+    (policy and benchmark) contributes its worst, then each its second worst, and so on. If no episode is unsafe, the
+    judged ones are used.
     """
     pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
     deepest = [k for k in rank_by_severity(scores) if pool[k]]
@@ -292,13 +292,13 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 
 def rank_by_severity(scores: Scores) -> list[int]:
-    """Return the indices of all episodes, deepest violation first, ties by the smallest margin over the threshold."""
+    """Return the indices of all episodes by decreasing depth of violation, then by increasing margin over threshold."""
     order: list[int] = np.lexsort(severity_keys(scores)).tolist()
     return order
 
 
 def severity_keys(scores: Scores) -> Floats:
-    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin over threshold, and negative depth."""
+    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin over threshold, then negated depth."""
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs] or [1.0])
     if not len(scores.specs):
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])

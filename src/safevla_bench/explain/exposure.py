@@ -1,11 +1,11 @@
 """Exposure: how long violations last and when they begin; time to violation, and near misses.
 
-A record represents one control step: its state counts as lasting dt, or until the next record if there are time stamps.
-Exposure does not affect Safety, SBU or VSI.
+The state of a record counts for one control step dt, or until the next record if there are time stamps. Exposure does
+not affect Safety, SBU or VSI.
 
-Time to violation: the share of episodes that have violated a limit by a time, and of those that ended without. For a
-specification an episode ends with its first violation, or without one: in success or in failure. An episode that was
-cut short without a violation is censored there.
+Time to violation gives, for each time, the share of episodes that have violated a limit by then, and the shares that
+have ended in success or failure without a violation. Observation of an episode ends with the first violation. An
+episode that was cut short without a violation is censored at its end.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Exposure:
-    """E episodes and the K specifications of the safe tier; NaN = undefined.
+    """Times in seconds for E episodes and the K specifications of the safe tier; NaN = undefined.
 
-    A specification has no time in violation if it is inactive or vacuous in an episode, or if its formula is neither a
-    G nor a conjunction of Gs, so that no single record violates it. `any_s` is NaN if no specification reached a
-    verdict, and if a specification with such a formula was violated.
+    Time in violation is undefined for a specification that is inactive or vacuous in an episode, or whose formula is
+    neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if no
+    specification reached a verdict, or if a specification with such a formula was violated.
     """
 
     specs: tuple[SpecColumn, ...]
     violation_s: Floats  # time in violation of each specification, [K, E]
-    any_s: Floats  # time in violation of any, [E]
+    any_s: Floats  # time in violation of at least one specification, [E]
     first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
-    longest_s: Floats  # the maximum duration of each episode, by its horizon, [E]
+    longest_s: Floats  # duration of each episode at its horizon, or its actual duration if that is longer, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure how long each episode violated its limits, and from when.
+    """Measure how long each episode violated each limit, and when it first did.
 
-    `scores` are the verdicts on the episodes of the batch, in the same order, by the ruleset.
+    `scores` are the ruleset's verdicts on the episodes of the batch, in the same order.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -78,7 +78,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
 
 
 def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; none without chunks."""
+    """Measure the exposure of the episodes of `scores`; `chunks` hold the same episodes in the same order."""
     parts, first = [], 0
     for batch in chunks:
         chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
@@ -110,7 +110,7 @@ def _violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) 
             continue
         spec = ruleset.library[scores.specs[k].spec_id]
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
-        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of another episode violates it
+        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # only these episodes have violating records
         for view in reading.views(names):
             trace = signals.build_trace(limit_records(view, intervals), names)
             cut, _, first = cut_intervals(trace, broken, intervals)
@@ -130,15 +130,15 @@ ANY_LIMIT = "any limit"
 
 
 class LimitExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification, or `ANY_LIMIT`, in one cell."""
+    """The exposure for one specification, or for `ANY_LIMIT`, in one cell."""
 
     spec_id: str
-    violation_s: Mean  # time in violation, over the episodes in which it reached a verdict
-    first_s: float | None  # median time of the first violation over the episodes that violate it
+    violation_s: Mean  # mean time in violation, over the episodes in which it is defined
+    first_s: float | None  # median time of the first violation, over the episodes with a violation
 
 
 class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy × suite: any limit, then each specification."""
+    """The exposure of one policy × suite; `limits` has `ANY_LIMIT` first, then each specification."""
 
     policy: str | None
     suite: str
@@ -149,7 +149,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
     """Summarize each policy × suite, in order of first appearance, over its judged episodes that ran to their end.
 
-    A cell without such an episode has n = 0, and no mean, median or rate. `exposure` and `scores` hold the same
+    A cell without such an episode has n = 0, and neither means nor medians. `exposure` and `scores` hold the same
     episodes in the same order.
 
     >>> import safevla_bench as sb
@@ -184,15 +184,15 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # of an episode: success and failure are without a violation
-CENSORED = -1  # the cause of an observation that was censored
-NEAR = 0.1  # a margin above 0 and below this share of the limit is a near miss; exactly 0 is an actuator at its clamp
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation: the last two without a violation
+CENSORED = -1  # in place of a cause, for a censored observation
+NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; it is 0 for an actuator at its clamp
 
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """Shares of n observations that have ended by each cause, as steps at `times` [k], the first at 0, ascending. `low`
-    and `high` [k] are the pointwise interval of the first cause's share.
+    """Shares of n observations that have ended by each cause, as step functions that change at `times` [k], ascending
+    from 0. `low` and `high` [k] are the pointwise interval of the first cause's share.
     """
 
     n: int
@@ -203,14 +203,14 @@ class Incidence:
     high: Floats
 
     def at(self, time: float) -> int:
-        """Return the index of the step that contains a time of 0 or later."""
+        """Return the index in `times` of the step that contains `time`, which is 0 or later."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
-    """One scored specification, or `ANY_LIMIT`, over the episodes of a group in which it applies. Near misses are
-    counted among episodes that were not cut short; binary specifications have none.
+    """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell in which it
+    applies. Near misses exclude episodes cut short without a violation; binary specifications have none.
     """
 
     spec_id: str
@@ -220,19 +220,19 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """One policy × suite: its scored specifications that apply, in library order, then `ANY_LIMIT`."""
+    """Time to violation of one policy × suite; `specs`: those that apply, in library order, then `ANY_LIMIT`."""
 
     policy: str | None
     suite: str
     specs: tuple[SpecOnset, ...]
-    end_s: float  # the end of its longest episode
+    end_s: float  # duration of the longest episode
 
 
 def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
-    """Return the time to violation of each policy × suite with an episode, in order of first appearance. `dt_s` is the
-    control step [s] of each episode, `lengths` its number of records, [E] each; `stamps_s` is that of `Batch`.
+    """Return the time to violation of each policy × suite with an episode, in order of first appearance. `dt_s` [E] are
+    the control steps [s] of the episodes, `lengths` [E] their numbers of records; `stamps_s` is as in `Batch`.
     """
     seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = seconds(np.maximum(lengths - 1, 0))
@@ -274,19 +274,19 @@ def _find_near_misses(scores: Scores) -> Bools:
     return np.asarray(is_near & (scores.state[columns] == ACTIVE))
 
 
-# Cumulative incidence of several ends of an observation, of which the first counts (Aalen and Johansen)
+# Cumulative incidence with competing causes (Aalen and Johansen)
 
 
 def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
-    """Return the cumulative incidence of each cause, and pointwise 95 % intervals of the first one's.
+    """Return the cumulative incidence of each cause, with pointwise 95 % intervals for the first cause.
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is that of J. J.
-    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for the
-    number of observations that would have that variance; without censoring this is their number, as for any proportion.
+    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an
+    uncensored proportion of the same variance, whose number of observations is n if nothing was censored.
 
     Args:
-        times: end of each observation, from 0 on, [n].
-        causes: of each end, from 0 to `count` - 1, or `CENSORED`, [n]; ends come before censoring at the same time.
+        times: time at which each observation ends, at least 0, [n].
+        causes: cause of each end, from 0 to `count` - 1, or `CENSORED`, [n]. At equal times, censoring comes last.
         count: number of causes.
     """
     n, ended = len(times), causes != CENSORED
@@ -304,9 +304,9 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
 
 
 def _first_variance(share: Floats, before: Floats, ends: Ints, any_end: Ints, at_risk: Floats) -> Floats:
-    """Return the variance of the first cause's share at each step, [k]: sums over the steps j up to each."""
+    """Return the variance of the first cause's share at each step, [k]."""
     left = at_risk - any_end
-    hazard = np.divide(any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0)  # otherwise nothing follows
+    hazard = np.divide(any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0)  # left = 0: the last step
     mixed = np.divide(before * ends, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own = np.divide(before * mixed * (at_risk - ends), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
     squares = share**2 * np.cumsum(hazard) - 2 * share * np.cumsum(hazard * share) + np.cumsum(hazard * share**2)

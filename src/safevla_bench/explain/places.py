@@ -1,4 +1,4 @@
-"""The bodies that the places of formulas match in each suite, and the channels that the records hold for them."""
+"""The bodies that the places in formulas (roles, names, patterns) match in each suite, and their recorded channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Field of a place -> the fact that it gives about a body.
+# Field of a record -> word for what the field holds about a body.
 _HELD_FACTS = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES, _TRACKED = 12, "tracked "
 
@@ -22,12 +22,12 @@ class BodyFacts(NamedTuple):
     """The role and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # a subset of the words of `_HELD_FACTS`: those of every record with the body
+    facts: frozenset[str]  # words of `_HELD_FACTS`, and `_TRACKED`, that apply in every episode with the body
 
     def describe(self) -> str:
-        """Describe roles, recorded and missing channels, such as `bystander; pose, no rotation, no shape`."""
+        """Return the roles, and the recorded and missing channels: `bystander; pose, no rotation, no shape`."""
         words = [name if name in self.facts else f"no {name}" for name in _HELD_FACTS.values()]
-        words = [word for word in words if word != "no opening"]  # few bodies open
+        words = [word for word in words if word != "no opening"]  # most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
 
@@ -35,7 +35,7 @@ SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # suite -> body -> its fact
 
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
-    """Return the bodies of the episodes of each suite, in order of first appearance."""
+    """Return the bodies that occur in each suite's episodes, in order of first appearance."""
     suites: dict[str, dict[str, BodyFacts]] = {}
     for batch in chunks:
         fields = RecordFields(batch)
@@ -51,8 +51,8 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
 
 
 def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
-    """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role in a form
-    that only considers tracked bodies is `tracked ROLE`.
+    """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role is returned
+    as `tracked ROLE` if its signal considers only tracked bodies.
     """
     places = list[str]()
     for behind in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):
@@ -65,7 +65,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
 
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield for each place and suite the bodies that it matches, with recorded channels, or the closest names."""
+    """Yield a line for each place and suite: the matching bodies with their recorded channels, or the closest names."""
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
@@ -87,7 +87,7 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield the lines of `describe_places` for the places that match a body of no suite."""
+    """Yield the lines of `describe_places` for the places that match no body in any suite."""
     for place in places:
         lines = list(describe_places([place], suites))
         if all(": no body" in line for line in lines):

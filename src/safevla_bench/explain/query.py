@@ -26,18 +26,18 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
-Decision = tuple[Verdict, str | None]  # a verdict, and the reason if there is none or it is vacuous
+Decision = tuple[Verdict, str | None]  # a verdict and its reason; None for `satisfied` and `violated`
 _CUT_OFF: Decision = ("no verdict", describe_reason(CUT_OFF))
 _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a formula in one episode. `rho` is None if there is no verdict, and if it is infinite: for
-    `vacuous`, and if only Boolean signals decide. `step` is the record that `stl.deciding_records` returns, and
-    `signals` the values in that record.
+    """The result of a formula in one episode. `rho` is None if there is no verdict, or if it would be infinite: for the
+    verdict `vacuous`, and if only Boolean signals decide. `step` is the record that `stl.deciding_records` returns;
+    `signals` has the values in that record.
     """
 
-    number: int  # its number in the sources, from 1; episodes without a record come last
+    number: int  # number of the episode in the sources, from 1; episodes without a record come last
     episode_id: str
     policy: str | None
     verdict: Verdict
@@ -45,10 +45,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     time_s: float | None = None
     signals: dict[str, float | bool | None] = {}
-    reason: str | None = None  # reason if there is no verdict, or it is vacuous
+    reason: str | None = None  # reason of the verdict; None for `satisfied` and `violated`
     benchmark: str = ""
-    arm: str | UnsetType = UNSET  # the one of several arms that decides; absent if it is not about one arm
-    standin_assets: bool | None = None  # whether it had stand-ins for the host's own assets, if recorded
+    arm: str | UnsetType = UNSET  # the arm that decides; absent with one arm, or if the formula is not about an arm
+    standin_assets: bool | None = None  # whether stand-ins replaced assets of the host; None = not recorded
 
 
 def parse_query(text: str) -> Formula:
@@ -62,11 +62,12 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
-    """Return one answer for each episode, in order, numbered from `first` + 1; with several arms, that of the worst.
+    """Return one answer for each episode, in order, numbered from `first` + 1. A robot with several arms gets the
+    answer of its worst arm.
 
-    If a signal is missing or undefined in an episode, the answer says so instead of giving a verdict, `signal missing`
-    before `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
-    and `SignalError` if arithmetic overflows.
+    If a signal of the formula is missing or else undefined in an episode, the verdict is `signal missing` or
+    `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
+    `SignalError` if arithmetic overflows.
     """
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
@@ -118,7 +119,7 @@ def _answer_view(formula: Formula, reading: RecordFields, first: int) -> list[An
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Yield the answers of `answer_query` chunk by chunk, numbered consecutively; chunks can be freed afterwards."""
+    """Return the answers of `answer_query` for all chunks, numbered consecutively; keeps only one chunk at a time."""
     answers: list[Answer] = []
     for batch in chunks:
         answers += answer_query(formula, batch, len(answers))

@@ -23,9 +23,9 @@ MARGIN = "margin"  # name of the signal if the trace shows the robustness of the
 
 @dataclass(frozen=True, slots=True)
 class SignalTrace:
-    """One value per record and a limit: values [n], gate [n] or None, failing [n]; `upper`: the limit is a ceiling.
-    `failing` marks the records that violate the specification. `worst` is the record nearest to the limit, or furthest
-    beyond it, while the gate is open.
+    """The values of a signal in n records, [n], and their limit: a maximum if `upper`, else a minimum. `gate` [n] marks
+    the records to which the limit applies; None = all. `failing` [n] marks those that violate it. `worst` is the record
+    that is nearest to the limit, or furthest beyond it, among those to which it applies.
     """
 
     signal: str
@@ -40,8 +40,8 @@ class SignalTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceChart(SignalTrace):
-    """The chart of a signal in page, terminal and film: a trace in the unit `unit`. `first` is the record of the first
-    violation, -1 if there is none. Records are `dt_s` apart, or at `times_s`, [n], from record 0.
+    """The chart of a signal in page, terminal and film: a trace with values and limit in `unit`. `first` is the record
+    of the first violation, -1 if there is none. `times_s` [n] are seconds since record 0; None = `dt_s` apart.
     """
 
     first: int
@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values; ends other than 0 are widened by `room`."""
+        """Return an interval with 0, the limit and all finite values; `room` is the share added at ends other than 0."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -63,7 +63,7 @@ class TraceChart(SignalTrace):
         return low - more if low < 0 else low, high + more if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return the value of a record with its unit, on its side of the limit; `missing` if it is not finite."""
+        """Return the value of a record as text with its unit, never rounded onto the limit; `missing` if not finite."""
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
 
@@ -78,7 +78,7 @@ class TraceChart(SignalTrace):
 
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
-    """Return the chart of a trace, whose fields are those of `TraceChart`."""
+    """Return the chart of a trace, in the unit for display; the other arguments are fields of `TraceChart`."""
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     own = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -86,8 +86,8 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. For any other
-    formula, return its margin and the limit 0, under G that of the inner formula. `reading` holds one episode.
+    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. Any other
+    formula gives its margin with the limit 0; another G gives that of its inner formula. `reading` holds one episode.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
