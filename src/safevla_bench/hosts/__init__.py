@@ -1,7 +1,7 @@
 """Hosts: simulators with a recorder attached, found by entry points of the group ``safevla_bench.hosts``.
 
-An entry point names a factory that returns a `Host`; its keyword parameters are text and optional. An entry point of
-the same name in ``safevla_bench.registries`` names the file with the tags of the host's tasks.
+An entry point names a factory that returns a `Host`; the factory's keyword parameters are optional strings. An entry
+point of the same name in ``safevla_bench.registries`` names the file with the tags of the host's tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # entry points that name a host's file of tags: `module:attribute` of a path
+REGISTRIES = "safevla_bench.registries"  # entry-point group: `module:attribute` of the path of a host's tags file
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
@@ -49,17 +49,17 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the host call that a file must not choose (a plug-in's with arguments), or None for a built-in host or a
-    call without arguments.
+    """Return a plug-in host's call with its arguments, which an untrusted file must not choose; None for a built-in
+    host or a call without arguments.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
-    """Make a host by name; `named_by` is the file that names it, None if the user did.
+    """Make a host by name; `named_by` is the file that names the host, None if the user named it.
 
-    Raises `RunError` if a file gives arguments to a plug-in, `HostError`, which lists what exists, for an unknown host
-    or argument, and `PluginError`, which names the distribution, if the host cannot be loaded.
+    Raises `RunError` if a file gives arguments to a plug-in; `HostError`, which lists the known names, for an unknown
+    host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -67,20 +67,20 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return package -> version for all that records depend on: the host's packages and this one, whose version is that
-    of its code; installation metadata may be older.
+    """Return package -> version for all packages that records depend on: the host's packages and this package. The
+    version of this package is that in its code, because installation metadata may be older.
     """
     return {**host.versions(), OWN_DISTRIBUTION: __version__}
 
 
 def describe_code(host: Host) -> str:
-    """Return the code that records a host's episodes, see `safevla_recorder.identity.describe_code`."""
+    """Describe the code that records a host's episodes, as `safevla_recorder.identity.describe_code` does."""
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return the task files that a suite text refers to, which files from others must not choose; None for a suite's
-    name.
+    """Describe the task files that `suite` refers to, which an untrusted file must not choose. Return None if `suite`
+    is the name of a suite.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
@@ -89,16 +89,16 @@ def describe_suite(host: str, suite: str) -> str | None:
 
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
-    """Return a suite's tasks; `named_by` is the file that names it, None if the user did. Raises `RunError` if an
-    untrusted file names task files, and the errors of `Host.tasks`.
+    """Return a suite's tasks; `named_by` is the file that names the suite, None if the user named it. Raises `RunError`
+    if an untrusted file names task files, and the errors of `Host.tasks`.
     """
     require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks; raise `PluginError`, which names the distribution, if one is
-    not a file.
+    """Return the paths of the files with the tags of a host's tasks. Raises `PluginError`, which names the
+    distribution, if an entry point does not name an existing file.
     """
     values = tuple(_REGISTRIES.load(name))
     for value in values:
@@ -110,13 +110,13 @@ def registry_files(name: str) -> tuple[Path, ...]:
 
 
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
-    """Raise `HostError` unless a host with this support can start an episode of the task by this seed.
+    """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
-    Called in preparation for each planned episode, and by a host's `reset` for its seed.
+    Runs check each planned episode before they start, and hosts check the seed in `reset`.
 
     The environment's seed and the index must be >= 0. The index must be below `Task.init_states`, if that is set and
-    the start is neither drawn nor a recorded state. `wait_action` must be finite and as long as `Task.still`. A
-    recorded state, placements, draws in place of an initial state and changes of physics must be listed in `supports`.
+    the start is neither drawn nor a recorded state. `wait_action` must be finite and as long as `Task.still`.
+    `supports` must include the recorded state, placements, draw (instead of an initial state) and physics changes.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -153,8 +153,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed, made of `env_seed` and the index, of a reset that places all objects itself: for `drawn`
-    episodes and for tasks without initial states.
+    """Return a 32-bit seed, computed from `env_seed` and the index, for a reset that places all objects at random: in
+    `drawn` episodes and in tasks without initial states.
     """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
@@ -171,7 +171,7 @@ def episode_header(
 ) -> dict[str, object]:
     """Return the header of a host's episode for `build_recording`; `dt` in seconds. `further` are other fields of
     `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. An episode that starts from a recorded state has
-    no index.
+    no `init_state_index`.
     """
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
@@ -187,7 +187,7 @@ def episode_header(
 
 
 class RecordLog(WritableEpisode, Protocol):
-    """The records of an episode, as `safevla_recorder.recorder.EpisodeLog` has them."""
+    """The records of one episode, with methods of `safevla_recorder.recorder.EpisodeLog`."""
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays: ...
 
@@ -196,14 +196,14 @@ Log = TypeVar("Log", bound=RecordLog)
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
-    """Base of environments that record their episodes: bounds of ±1, records and their header."""
+    """Base class of environments that record their episodes; the bounds of actions are ±1."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None  # base first [N·m], if not those of the embodiment
+    torque_limit_nm: tuple[float, ...] | None = None  # base first [N·m]; None = those of the embodiment
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
-        """Set bounds [A] of ±1, without simulating."""
+        """Set action bounds [A] of ±1; simulate nothing."""
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -213,7 +213,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     @abstractmethod
     def _target_object(self) -> str | None:
-        """Return the goal's first target."""
+        """Return the name of the goal's first target; None if it has none."""
 
     def _extra_fields(self) -> dict[str, object]:
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
@@ -259,8 +259,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
-    """Raise `HostError` if a policy wants a camera or reading, or gives poses, that the host does not support. Called
-    in preparation for each policy, and by a host's `make` for its arguments.
+    """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives poses to a host that takes
+    none. Runs check each policy before they start, and hosts check `wants` in `make`.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
@@ -281,7 +281,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a host's task with the registry's instruction, else its name; `further` are other fields of `Task`."""
+    """Return a host's task. The registry gives its instruction, by default its name; `further` are fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

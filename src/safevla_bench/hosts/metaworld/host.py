@@ -1,4 +1,4 @@
-"""Meta-World, recorded: fifty tasks of a Sawyer arm in MuJoCo.
+"""Host of Meta-World: fifty tasks of a Sawyer arm in MuJoCo.
 
 An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after it. So no motor drives
 the arm's joints, there are no torques, and nothing is compliant: forces are several times those of an arm under
@@ -40,7 +40,7 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # LeRobot's cameras [m] (7427f31 envs/metaworld.py)
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # position in LeRobot [m] (7427f31 envs/metaworld.py)
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
 _APPEARANCE = Appearance(  # as in Meta-World's pictures, with the goal's marker; only some cameras are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
@@ -49,7 +49,7 @@ _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
 class MetaworldHost(MujocoHost):
-    """The host `metaworld`; everything but its suites and tasks needs the extra `metaworld`."""
+    """The host `metaworld`; everything except listing suites and tasks needs the extra `metaworld`."""
 
     name = "metaworld"
     supports = replace(
@@ -80,9 +80,9 @@ class MetaworldEnv(MujocoEnv):
     """One Meta-World task with its recorder.
 
     Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3], -1 opens. The pose in
-    an observation is that of the site `endEffector`. Images are upright: those of upside-down cameras are turned. A
+    an observation is that of the site `endEffector`. Images are upright: images of upside-down cameras are turned. A
     policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every policy
-    gets `extra["agent_pos"]` [4], its first numbers: the hand's position and how far the gripper is open.
+    gets the first four of these numbers as `extra["agent_pos"]`: the hand's position and how far the gripper is open.
     """
 
     action_meaning = "position [3], gripper"
@@ -92,7 +92,7 @@ class MetaworldEnv(MujocoEnv):
     appearance = _APPEARANCE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Make Meta-World's environment; raises `HostError` if it has no such task or cannot be imported."""
+        """Make Meta-World's environment; raises `HostError` if Meta-World lacks the task or cannot be imported."""
         super().__init__(task, wants, versions)
         self._rules = metaworld_task(task.name)
         self._env = make_env(task.name)
@@ -106,8 +106,8 @@ class MetaworldEnv(MujocoEnv):
 
         Initial state i is the i-th of the fifty goals, with positions of objects, that `metaworld.MT1(task,
         seed=env_seed)` draws. A `drawn` start has the first goal that `MT1` draws with the seed
-        `drawn_reset_seed(seed)`. Meta-World takes fifty steps to move the hand to its start, before the steps of
-        `seed`. Raises `HostError` if `check_start` refuses the seed.
+        `drawn_reset_seed(seed)`. Meta-World moves the hand to its start in fifty steps, which precede the settling
+        steps of `seed`. Raises `HostError` if `check_start` refuses the seed.
         """
         check_start(self.task, seed, MetaworldHost.supports)
         self._stop_recording()
@@ -129,7 +129,7 @@ class MetaworldEnv(MujocoEnv):
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = mujoco_recorder.Recorder(env.model, env.data, scene)
         off_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
-        # After the physics and before Meta-World's `mj_forward`, which advances positions by a substep.
+        # Record after the physics but before Meta-World's `mj_forward`, which updates positions by one substep.
         off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
         self._recorder = recorder
@@ -165,7 +165,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.close()
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
-        """Return the observation for Meta-World's `vector` [39]. Resets what `render_next` set."""
+        """Return the observation for Meta-World's `vector` [39]. Resets the choice of `render_next`."""
         import mujoco
 
         data = self._env.data
@@ -198,7 +198,7 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _place(self, camera: str) -> Iterator[str]:
-        """Yield Meta-World's name of a camera, moved to our position in the block; the physics is not affected."""
+        """Move a camera of `_MOVED_M` to its position for the block; yield Meta-World's name of the camera."""
         own, place_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(own).xpos
         stood = position.copy()
@@ -211,7 +211,7 @@ class MetaworldEnv(MujocoEnv):
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: its goal, the bodies that it moves, and the fixture that has a moving part."""
+    """One task: its instruction, its target bodies, and the fixture of which it moves a part (`moves`)."""
 
     instruction: str
     targets: tuple[str, ...] = ()
@@ -273,8 +273,8 @@ def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.Scene:
     """Return names and roles of the bodies in a task's model.
 
-    The robot is the arm and the mocap body that moves it. A rigid piece is one body. Free pieces and the task's targets
-    are objects. Other moving pieces are links of furniture, tracked unless the goal moves their fixture.
+    The robot is the arm and the mocap body that moves the arm. A rigid piece is one body. Free pieces and the task's
+    targets are objects. Other moving pieces are links of furniture, tracked unless the goal moves their fixture.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
@@ -297,8 +297,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return the recorded name of each MuJoCo body: its own if it moves, is fixed to the world or is the robot's, else
-    its parent's. An unnamed moving body has the name that the task file gives for its parent, if any.
+    """Return the recorded name of each MuJoCo body: its own if it moves, is fixed to the world or belongs to the robot,
+    else its parent's. A moving body without a name has the name that `metaworld.toml` lists for its parent, if any.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))

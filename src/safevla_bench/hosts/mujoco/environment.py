@@ -53,7 +53,7 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 
 
 class MujocoHost(Host):
-    """Base of hosts whose environments are a `MujocoEnv`: all changes of physics, and viewers of records."""
+    """Base class of hosts with `MujocoEnv` environments, which support all physics changes and viewers of records."""
 
     supports = HostSupport(changeable=frozenset(part.name for part in fields(PhysicsChange)), pictures=True)
 
@@ -62,20 +62,20 @@ class MujocoHost(Host):
         """Return a new environment of one task, before its first reset."""
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Return a stage for a recorded episode, a batch of one with its `sim_state`. Raises `HostError` if the
-        simulator is unusable here or lacks the task, or the record lacks states or its start.
+        """Return a stage for `episode`, a batch of one that includes `sim_state`. Raises `HostError` if the simulator
+        cannot run on this machine or lacks the task, or if the record lacks states or its start.
         """
         return self.make(task, Wants()).open_stage(episode)
 
 
 class MujocoEnv(RecordedEnv[Recorder]):
-    """One MuJoCo task with its recorder. Subclasses make the simulation, start episodes in `reset`, and implement the
-    steps.
+    """One MuJoCo task with its recorder. Subclasses make the simulation, start episodes in `reset`, and implement
+    `step`.
     """
 
     action_meaning: str  # names of the parts of an action, for error messages
-    still: tuple[float, ...]  # the action that moves nothing and opens the gripper; it has the length of every action
-    stage_camera: str  # the camera with the best view of a recorded episode
+    still: tuple[float, ...]  # the action [A] that moves nothing and opens the gripper
+    stage_camera: str  # default camera for views of recorded episodes
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
@@ -89,10 +89,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _read_scene(self) -> Scene:
-        """Return names and roles of the current model."""
+        """Return the names and roles of the bodies in the current model."""
 
     def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
-        """Return a function from qpos and qvel to an observation, or None if the host has none."""
+        """Return a function that maps qpos and qvel to an observation; None if the host has no such function."""
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -102,10 +102,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
-        """Return a stage for a recorded episode, a batch of one with its `sim_state`. The stage owns this environment.
+        """Return a stage for `episode`, a batch of one that includes `sim_state`. The stage owns this environment.
 
-        A reset from the record's seed makes the scene. Raises `HostError`, and closes the environment, if the scene
-        cannot be made here, or the record lacks its start or states of this model.
+        A reset with the record's seed makes the scene. Closes the environment and raises `HostError` if the scene
+        cannot be made on this machine, or if the record lacks its start or states of this model.
         """
         try:
             self.reset(episode_seed(episode))
@@ -121,7 +121,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Set the number of substeps per control step; the model defines their length."""
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
-        """Apply the start's changes of physics until recording stops; return the scene to record."""
+        """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
         change = seed.change or PhysicsChange()
         model, data = self._mujoco()
         self._hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
@@ -143,7 +143,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
 
 ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple(_JOINT_READINGS), unit_m=0.05)
-"""Support shared by hosts with a `RobosuiteEnv`; an action of 1 moves robosuite's arm controllers by 5 cm."""
+"""Abilities of all hosts with a `RobosuiteEnv`. With robosuite's controllers, an action of 1 moves the hand by 5 cm."""
 
 
 class RobosuiteEnv(MujocoEnv):
@@ -214,8 +214,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment and return a new one, before its reset. `is_seen`: the episode's first observation is
-        that of the reset.
+        """Close the environment, and return a new one that has not been reset yet. `is_seen` is true if the observation
+        that the reset returns is the episode's first.
         """
         self.close()
         self._env, self._slow_down = make(), None
@@ -245,7 +245,7 @@ class RobosuiteEnv(MujocoEnv):
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        """Return the name of each of several arms -> what precedes its readings in observations; {} = one arm."""
+        """Return arm name -> prefix of the arm's readings in robosuite's observations; {} if there is only one arm."""
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -258,7 +258,7 @@ class RobosuiteEnv(MujocoEnv):
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # until bodies rest, any step may be the last
+            self._gate.set_open(step >= seed.wait_steps - 1)  # each further step may be the last
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
@@ -297,7 +297,7 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        """Return whether each predicate of the goal held when the simulator last evaluated it; {} = unknown."""
+        """Return whether each predicate of the goal held when the simulator last evaluated it; {} if unknown."""
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -336,8 +336,8 @@ def camera_options(wants: Wants) -> dict[str, object]:
 
 
 def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None = None) -> dict[str, object]:
-    """Return the keyword arguments for an environment of `count` equal robots with a controller, None = their default;
-    imports robosuite. Without a wanted camera nothing is rendered.
+    """Return the keyword arguments for an environment of `count` equal robots. `controller` is the kind of their
+    controllers, None = the robots' default. Without a wanted camera nothing is rendered. Imports robosuite.
     """
     from robosuite.controllers import load_composite_controller_config
 
@@ -360,8 +360,8 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array [size]; raise `HostError` if it has another size, because it belongs to
-    another scene or version, or is not finite.
+    """Return a recorded flat state as an array [size]. Raises `HostError` if the state is not finite, or has another
+    size because it belongs to another scene or version.
     """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
@@ -373,8 +373,8 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
-    """Return every joint of a MuJoCo model as a part of its flat state, which begins with the time. A free joint is the
-    pose of its body, under the body's recorded name; other joints have their own name, or else the body's.
+    """Return the coordinates of every joint of a MuJoCo model in the flat state, which begins with the time. A free
+    joint gives position and rotation, named after its body; another joint gives one coordinate, with its name if any.
     """
     found = list[Coordinate]()
     for joint in range(model.njnt):
@@ -401,10 +401,10 @@ ROBOT = "robot"
 def change_model(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, change: PhysicsChange, seed: Sequence[int]
 ) -> Undo:
-    """Change a model, and its state if `change` says so, except its time step; return a function that undoes this.
+    """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
-    The default change writes and computes nothing. `seed` draws the directions of `change.shift_m`. Raises `HostError`
-    for a body that the scene lacks, and if there are more kinds of geoms than bits.
+    The default change writes and computes nothing. `seed` determines the directions of `change.shift_m`. Raises
+    `HostError` for a body that the scene lacks, and if the model has more kinds of geoms than bits for them.
     """
     changed = () if change == PhysicsChange() else _CHANGED
     kept = {name: getattr(model, name).copy() for name in changed}
@@ -443,8 +443,8 @@ _CHANGED = (  # arrays of a model that a change may write
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
-    """Multiply time constants [s] by a factor, or divide stiffness and damping if `solref` holds those (negative
-    values). MuJoCo allows no time constant below two time steps, `least_s`, so smaller ones are not stiffened.
+    """Multiply time constants [s] by a factor, or divide stiffness and damping if `solref` holds these (as negative
+    values). MuJoCo uses no time constants below two time steps, `least_s`, so smaller ones are first set to `least_s`.
     """
     is_time = solref[:, :1] > 0
     softened = np.maximum(solref, [least_s, -np.inf]) * [factor, 1.0]
@@ -462,8 +462,8 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of `first` and `second`, and keep all other pairs as they are. Geoms of one kind
-    (equal masks and membership) get a bit of their own, and accept the bits of the kinds that they collided with.
+    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Each kind of geoms
+    (with equal masks and membership) gets one bit, and accepts the bits of all kinds that it may still touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
@@ -494,7 +494,7 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
         getattr(model, mask)[geoms] = 0
     _join_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
-    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies about their center of mass
+    for inertia in ("dof_armature", "dof_M0"):  # bodies with the center of mass at their origin use `dof_M0`
         getattr(model, inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 

@@ -39,10 +39,10 @@ GRAPHICS_REMEDY = (
 
 @contextmanager
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
-    """Import a simulator in the block, with a chosen EGL device and writable caches.
+    """Choose the EGL device and writable caches for the block, which imports a simulator.
 
-    A simulator that does not render `by_egl` keeps CUDA_VISIBLE_DEVICES. Import errors become a `HostError`. Its remedy
-    is `install` if a package or a name is missing, a graphics remedy if MuJoCo or OpenGL raised, else the error itself.
+    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`.
+    Its remedy is `install` if a package or name is missing, a graphics remedy if MuJoCo or OpenGL raised, else another.
     """
     _use_writable_caches()
     try:
@@ -113,8 +113,8 @@ _CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
 
 @contextmanager
 def egl_device() -> Iterator[None]:
-    """Choose this process's EGL device in the block; both environment variables are restored afterwards.
-    MUJOCO_EGL_DEVICE_ID set by the user has precedence. Logs one warning if the choice is a guess.
+    """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. This variable and
+    CUDA_VISIBLE_DEVICES are restored afterwards. Logs one warning if the choice is a guess.
     """
     before = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if before[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
@@ -135,12 +135,12 @@ def egl_device() -> Iterator[None]:
 
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
-    """Return the index of the EGL device for a worker, and a warning or "". `visible` is CUDA_VISIBLE_DEVICES; workers
-    take its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count only visible devices, unless there are
-    more ordinals than visible devices; then they count all. None means that nothing is known and the simulator chooses.
+    """Return the index of the EGL device for a worker, and a warning or "". `visible` is CUDA_VISIBLE_DEVICES; the
+    workers use its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count only visible devices, or all
+    devices if there are more ordinals than visible devices. If nothing is known, return None: the simulator chooses.
     """
     named = () if visible is None else map(str.strip, visible.split(","))
-    entries = list(takewhile(_CUDA_NAME.match, named))  # as in CUDA, the first other word ends the list
+    entries = list(takewhile(_CUDA_NAME.match, named))  # as in CUDA, the first word that names no GPU ends the list
     ordinals = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
     if visible is not None and not entries:
         software = [index for index, device in enumerate(devices) if device.is_software]
@@ -194,7 +194,7 @@ def _list_devices() -> tuple[EglDevice, ...]:
 
 def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
     """If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
-    inherit it; it is removed when this process ends.
+    inherit the folder, which is removed when this process ends.
     """
     missing = [name for name in _CACHES if name not in variables]
     if not missing or _can_write(Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):

@@ -1,4 +1,4 @@
-"""Body sizes from MuJoCo's collision geometry, for policies that ask for privileged state."""
+"""Ground truth of MuJoCo scenes, with body sizes from collision geometry, for policies that want privileged state."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 class ScenePrivileged:
     """Ground truth of a scene at each step. Sizes are measured once, in the pose at construction. Covers all bodies
-    with bounded collision geometry except the robot, by recorded name; of several MuJoCo bodies with one name, the
-    first is the root.
+    with bounded collision geometry except the robot's, by recorded name. If several MuJoCo bodies share a recorded
+    name, the pose is that of the first.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ScenePrivileged:
         goal: tuple[tuple[str, ...], ...],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes in the pose of `data`; `sites` are views [3] of the goal's sites."""
+        """Measure sizes in the pose of `data`. `sites` maps names of goal sites to views [3] of their positions."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         made_of: dict[str, tuple[int, ...]] = {}
@@ -51,7 +51,7 @@ class ScenePrivileged:
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
-        """Return the current scene in read-only copies."""
+        """Return the scene's current ground truth, as read-only copies."""
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root.items()},
@@ -83,7 +83,7 @@ def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
     """Return half extents [3] and center [3], m, of the collision geometry of `bodies` in its current pose, along the
-    axes of body `root`; None without bounded collision geometry.
+    axes of body `root`; None if there is no bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -97,7 +97,7 @@ def bounding_box(
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
     """Return a box around each collision geom of `bodies` in its current pose, in the frame of body `root`; None
-    without geoms.
+    if there are no such geoms.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -134,7 +134,7 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's."""
+    """Return half the extent of a primitive along each frame axis, [3]; the geom's axes are the columns of `axes`."""
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:

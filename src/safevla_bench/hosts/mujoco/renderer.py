@@ -25,12 +25,12 @@ from safevla_bench.interface.stage import Camera
 if TYPE_CHECKING:
     import mujoco
 
-VISUAL_GROUPS = frozenset({1, 2})  # robosuite's: 0 is collision geometry, 1 visible; 2 is visible in MuJoCo
+VISUAL_GROUPS = frozenset({1, 2})  # group 1 is robosuite's visible geometry (0 is collision geometry), 2 MuJoCo's
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """Appearance of a host's models: geom groups, whether sites are drawn, and cameras that are upside down."""
+    """Appearance of a host's models: visible geom groups, whether sites are drawn, and cameras that are upside down."""
 
     groups: frozenset[int] = VISUAL_GROUPS
     sites: bool = False  # whether to draw sites of MuJoCo's visible groups, such as goal markers
@@ -38,18 +38,18 @@ class Appearance:
 
 
 ROBOSUITE = Appearance()
-_SHADOWS = 1024  # texels; a larger map takes a second per picture with software rendering
+_SHADOWS = 1024  # size of the shadow map [texels]; with a larger map, software rendering takes 1 s per picture
 _NOTHING = -1
 
 
 class Renderer:
-    """Off-screen renderer of one model, up to one size (height, width). It has a separate OpenGL context (EGL unless
-    MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and robosuite does not matter.
+    """Off-screen renderer of one model, up to a maximum size (height, width). It has a separate OpenGL context (EGL
+    unless MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and robosuite does not matter.
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
-        """Make a context for pictures up to `size`; sets the model's offscreen size and shadows. Raises `HostError` if
-        rendering is not possible here.
+        """Make a context for pictures up to `size`, and set the model's offscreen size and shadows. Raises `HostError`
+        if this machine cannot render.
         """
         import mujoco
 
@@ -75,7 +75,7 @@ class Renderer:
             self._option.sitegroup[:] = 0
 
     def look(self, data: mujoco.MjData, camera: Camera) -> None:
-        """Set the scene of `data`, whose kinematics must be current, and the camera for the next pictures. Raises
+        """Set the scene and the camera for the next pictures. The kinematics of `data` must be current. Raises
         `KeyError` if the model has no camera of that name.
         """
         import mujoco
@@ -126,15 +126,15 @@ _Sensor = Callable[[Mapping[str, Any]], Any]
 
 
 class CameraGate:
-    """Switch for the cameras of one robosuite environment; `renders` counts the pictures rendered.
+    """Switch for the cameras of one robosuite environment; `renders` counts the rendered pictures.
 
     robosuite renders every camera at the first physics substep of every control step, and three times at a reset. The
     gate wraps the sensors but leaves their observables running, so pictures are sampled at the same instant, from the
-    same state, as without it. Disabling an observable (`modify_observable(enabled=False)`) would reset its timer and
-    shift that instant.
+    same state, as without a gate. Disabling an observable (`modify_observable(enabled=False)`) would reset its timer
+    and shift the instant of sampling.
 
-    It takes effect at the environment's next reset, which makes new sensors. A closed sensor returns a black picture,
-    which must not be shown: `is_open` says whether pictures may be rendered, `is_fresh` whether one was.
+    The gate takes effect at the environment's next reset, which makes new sensors. While it is closed, sensors return a
+    black picture, which must not be shown. `is_open` says whether pictures may be rendered, `is_fresh` whether any was.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -160,7 +160,7 @@ class CameraGate:
         def gate_sensor(sensor: _Sensor) -> _Sensor:
             @wraps(sensor)  # keeps robosuite's mark of the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
-                # robosuite calls each new sensor with an empty cache, not the environment's, to find its shape.
+                # To find a new sensor's shape, robosuite calls it with an empty cache, not with the environment's.
                 if not self.is_open or cache is not env._obs_cache:
                     return self._blank
                 self.renders, self.is_fresh = self.renders + 1, True
@@ -189,7 +189,7 @@ _PROBE_SCENE = """
 
 
 def main() -> None:
-    """Render a white ball on black, 64 x 64; print the renderer and the darkest and brightest value as JSON."""
+    """Render a white ball on black, 64 x 64; print the renderer's name and the extreme pixel values as JSON."""
     import mujoco
 
     gl = importlib.import_module("OpenGL.GL")  # it has no type stubs

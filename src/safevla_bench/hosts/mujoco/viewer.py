@@ -1,6 +1,6 @@
-"""Viewer of a recorded MuJoCo episode, set from the record's `sim_state`: pictures, shapes and contacts.
+"""Viewer of a recorded MuJoCo episode: pictures, shapes and contacts, computed from the record's `sim_state`.
 
-Textures become vertex colors (for a mesh with texture coordinates) or one mean color.
+A texture becomes vertex colors if the mesh has texture coordinates, otherwise one mean color.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
 WELL_SHOWN = 0.015  # share of a picture at which a body is easy to find in the default view
-_ENOUGH = 0.06  # share of a close-up above which larger does not help: a table must not outweigh a finger
+_ENOUGH = 0.06  # share of a close-up at which a body is large enough: a table must not outweigh a finger
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
-_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom's color if its material's counts (3.2.3, setMaterial)
+_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom with this default color shows its material's (MuJoCo 3.2.3, setMaterial)
 _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 
 
 class MujocoStage(stage.Stage):
-    """One episode of a MuJoCo host; it owns the host's environment."""
+    """One recorded episode of a MuJoCo host. The stage owns the host's environment."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class MujocoStage(stage.Stage):
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode, a batch of one with `sim_state`, and a simulation of its model, without a renderer yet.
+        """Keep the episode, a batch of one that includes `sim_state`, and make a simulation; the renderer comes later.
 
-        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host
-        cannot. Raises `HostError` if the record has no states, or states of another model.
+        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host has no
+        such function. Raises `HostError` if the record has no states, or states of another model.
         """
         import mujoco
 
@@ -71,14 +71,14 @@ class MujocoStage(stage.Stage):
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
-        """Return the default camera if it shows every body well or `bodies` is empty, else a close-up that shows them
-        nearly best. Raises `HostError` if the model has no such body or rendering is not possible.
+        """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
+        shows them nearly as well as possible. Raises `HostError` if the model lacks a body or cannot be rendered.
         """
         usual = stage.Camera(self._camera)
         if not bodies:
             return usual
         self._set(record)
-        self._open_renderer(size)  # the picture's full size from the start
+        self._open_renderer(size)  # in the picture's size, so that `render` needs no new renderer
         if (self._sketch_shares(usual, bodies) >= WELL_SHOWN).all():
             return usual
         owners = self._model.geom_bodyid
@@ -94,8 +94,8 @@ class MujocoStage(stage.Stage):
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
     ) -> stage.Picture:
-        """Return one record's picture from one camera. Raises `HostError` if the model has no such body or rendering is
-        not possible, and `KeyError` if the model has no camera of that name.
+        """Return one record's picture from one camera. Raises `HostError` if the model lacks a body or cannot be
+        rendered, and `KeyError` if the model has no camera of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -119,7 +119,7 @@ class MujocoStage(stage.Stage):
         return replace(shapes, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the poses of the model's bodies in a record, and which bodies are in contact there."""
+        """Return the poses of the model's bodies and the contacts between them in a record."""
         self._set(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
@@ -131,9 +131,9 @@ class MujocoStage(stage.Stage):
         self._on_close()
 
     def _set(self, record: int) -> None:
-        """Set the model to the record's instant. A record's poses are taken at the start of the last substep, its state
-        at the end (see `mujoco.Recorder`), so positions are moved back by one substep, exact up to rounding. Record 0
-        may have no substep before it, so the closer of the two is used.
+        """Set the model to the instant of a record's poses. These are taken at the start of the last substep, but the
+        state at its end (see `mujoco.Recorder`), so positions are moved back by one substep, exactly up to rounding.
+        Record 0 may follow no substep; for record 0, of both positions the closer to the recorded one is used.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -190,8 +190,8 @@ class MujocoStage(stage.Stage):
         return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_ids(self, name: str, counts: Bools) -> list[int]:
-        """Return the bodies to show for a recorded one: itself, else the bodies attached to it, else its closest
-        ancestor with geoms. `counts` says which geoms count, [ngeom].
+        """Return the ids of the bodies to show for a recorded body: its own ids if it has geoms that count, else those
+        of attached bodies that have some, else its closest ancestor that has some. `counts` [ngeom] marks these geoms.
         """
         bodies, owners = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
@@ -203,7 +203,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width]; raise `HostError` if it has none, or those of another model."""
+    """Return the states of a batch of one, [n, width]; raise `HostError` if it has none, or states of another model."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; those that `safevla eval` writes have it."
@@ -215,9 +215,9 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
-    """Return the seed that recreates the episode's scene; no settling, because states are set. A replay that began at a
-    recorded state begins there again. So does an episode of a user's loop without a seed or initial state, with its
-    fixtures if recorded. Raises `HostError` if the record has neither kind of start, or its fixtures are not poses.
+    """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. A
+    record without a seed or initial state starts from its first state, if it is a replay or has poses of fixtures.
+    Raises `HostError` if the record has neither kind of start, or its fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -269,7 +269,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 def extract_geometry(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, camera: str, appearance: Appearance
 ) -> stage.SceneGeometry:
-    """Return the visible shapes of a model. The parts are its bodies; the camera is at its pose in `data`."""
+    """Return the visible shapes of a model; its parts are bodies; the viewpoint is the camera's pose in `data`."""
     import mujoco
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
@@ -283,7 +283,7 @@ def extract_geometry(
 def _visible_shapes(
     model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], stage.TriangleMesh]
 ) -> Iterator[stage.Shape]:
-    """Yield the shapes of visible geoms, then of sites; `meshes` collects each mesh and texture on first use."""
+    """Yield the shapes of visible geoms, then of sites. Adds each pair of mesh and texture to `meshes` on first use."""
     import mujoco
 
     # Height fields and other unsupported kinds of geoms are left out.
@@ -356,8 +356,8 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
-    """Return one contact for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
-    frame, and the direction [3] from the body whose name sorts first. Sorted by names.
+    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. It has the mean point
+    [3] in m and the direction [3] from the body whose name sorts first, both in the world frame.
     """
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
@@ -371,7 +371,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         places, directions = (np.array(values) for values in zip(*contacts, strict=True))
         normal = directions.sum(axis=0)
         length = float(np.linalg.norm(normal))
-        # The forces of a two-sided grasp cancel; only one is shown.
+        # The directions of a two-sided grasp cancel, so only the first is shown.
         direction = normal / length if length > 0.1 else directions[0]
         touches.append(stage.Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
     return tuple(touches)
@@ -392,7 +392,7 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
-    """Yield free cameras around a point, most natural first: in the default camera's direction, from slightly above."""
+    """Yield free cameras around a point. The first looks in the default camera's azimuth, from slightly above."""
     x, y, z = (float(part) for part in lookat_m)
     distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
     for tilt in _TILTS_DEG:
@@ -407,7 +407,7 @@ def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> floa
 
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """Return the share of the picture that each body covers, [B]; `seen` as in `Picture`."""
+    """Return the share of the picture that each body covers, [B]; `seen` is as in `Picture`."""
     counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
     return counted
 

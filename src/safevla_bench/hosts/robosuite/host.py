@@ -1,4 +1,4 @@
-"""robosuite 1.5's tasks, recorded: cubes, nuts, objects for bins, a door, a tool to hang; and those of two arms.
+"""Host of robosuite 1.5's tasks: cubes, nuts, objects for bins, a door, a tool to hang; and tasks of two arms.
 
 `robosuite.toml` defines tasks and goals. robosuite is imported when an environment is made.
 """
@@ -42,7 +42,7 @@ CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
 
 
 class RobosuiteHost(environment.MujocoHost):
-    """The host `robosuite`; everything but its suite and tasks needs the extra `robosuite`."""
+    """The host `robosuite`; everything except listing suites and tasks needs the extra `robosuite`."""
 
     name = "robosuite"
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
@@ -68,7 +68,7 @@ class RobosuiteHost(environment.MujocoHost):
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the x and y of each recorded object, and of a fixture that the goal opens, within the ranges of
+        """Return the x and y of each recorded object, and of a fixture that the goal opens, with the ranges of
         robosuite's samplers.
         """
         with closing(self.make(task, Wants())) as env:
@@ -76,7 +76,7 @@ class RobosuiteHost(environment.MujocoHost):
             return env.search_space()
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on; raise `HostError` without robosuite 1.5."""
+        """Return the versions of all packages that trajectories depend on; raise `HostError` without robosuite 1.5."""
         present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
         installed = [present[name] for name in _DISTRIBUTIONS if name in present]
         if not installed:
@@ -91,8 +91,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One robosuite task with its recorder.
 
     Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
-    frame of the base, gripper [6], -1 opens; of two arms one after the other, without a number for a gripper that they
-    lack. Images are upright. Success is robosuite's `_check_success`.
+    frame of the base, and the gripper [6], -1 opens. With two arms, the numbers of one arm follow those of the other,
+    and arms without a gripper have no number for it. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -107,15 +107,15 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a new environment with a generator seeded by `seed`; settle, take record 0.
 
-        Every start is drawn, with or without `seed.drawn`: robosuite's tasks have no initial states. A recorded state
-        overrides the draw. Raises `HostError` if `check_start` refuses the seed, the state does not fit the task's
-        simulation, or robosuite cannot be imported.
+        Every start is drawn, even without `seed.drawn`, because robosuite's tasks have no initial states. A recorded
+        state overrides the draw. Raises `HostError` if `check_start` refuses the seed, the state does not fit the
+        task's simulation, or robosuite cannot be imported.
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
-        # Its reset loads the model, which makes the samplers, before it draws from them.
+        # The environment's reset loads the model, which makes the samplers, before it draws from the samplers.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -126,7 +126,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             state = environment.flat_state(seed.recorded.state, state_length)
             recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
             env.sim.forward()
-            for robot in env.robots:  # its controllers would count from the pose after the reset
+            for robot in env.robots:  # else its controllers would start from the pose after the reset
                 robot.composite_controller.update_state()
                 robot.composite_controller.reset()
             raw = env._get_observations(force_update=True)
@@ -189,15 +189,15 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The robots of a task."""
 
-    task: str  # name of robosuite's own task
+    task: str  # robosuite's name of the task
     suite: str = SUITE
     embodiment: str = "Panda"
     robot: str = "Panda"
     count: int = 1
-    controller: str | None = None  # kind of the controller; None = the robot's default
+    controller: str | None = None  # kind of controller; None = the robot's default
     still: tuple[float, ...] = STILL
     prefixes: Mapping[str, str] = {}
-    """Name of each of several arms -> what precedes its readings in robosuite's observations."""
+    """Arm name -> prefix of the arm's readings in robosuite's observations; {} = one arm."""
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -233,12 +233,12 @@ def goal_targets(goal: Goal) -> tuple[str, ...]:
 
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
-    """Return the fixtures that have a part moved by the goal."""
+    """Return the fixtures of which the goal opens a part."""
     return tuple(name for verb, name, *_ in goal if verb == _OPENS)
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, with a generator of this seed, before its reset."""
+    """Return robosuite's environment of a task, not yet reset, with a generator seeded by `seed`."""
     RobosuiteHost().versions()
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
@@ -249,8 +249,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let robosuite's samplers draw as usual, then replace their coordinates by `placed` [m]; the draw raises
-    `HostError` for a coordinate without an object.
+    """Let robosuite's samplers draw as usual, then replace the drawn coordinates that `placed` names [m]. The draw
+    raises `HostError` for a coordinate of an unknown object.
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws the pose of the robots alone
@@ -277,8 +277,8 @@ def _require_sampler(env: Any) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's class of one of its tasks; raise `StopIteration` if it has none of that name. `robosuite.make`
-    looks up only the name, and RoboCasa defines another `PickPlace`: the last one imported wins.
+    """Return robosuite's class of a task; raise `StopIteration` if it has no class of that name. `robosuite.make` would
+    return the last imported class of the name, and RoboCasa defines another class `PickPlace`.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
@@ -291,10 +291,10 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
     """Return names and roles of the bodies in robosuite's current model. `prefixes` are those of several arms.
 
-    Objects are the freely moving ones, under robosuite's names with all their bodies. All else, fixed objects included,
-    is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: these are untracked
-    furniture, and their contacts with the floor are left out, as are contacts between parts of a door that the goal
-    opens. A peg and a hole are objects that are fixed to the hands.
+    Objects are robosuite's freely moving objects, each with all its bodies, under robosuite's names. All else, even
+    fixed objects, is furniture under MuJoCo's body names. Tasks of one object move the others out of reach. Those are
+    untracked furniture, and their contacts with the floor are left out, as are contacts between parts of a door that
+    the goal opens. A peg and a hole that are fixed to the hands count as objects.
     """
     model = env.sim.model._model
     fixed = [thing for thing in (getattr(env, "peg", None), getattr(env, "hole", None)) if thing is not None]
@@ -321,7 +321,7 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
-    """Return an arm by what precedes its readings, such as `robot1_`, or `robot0_left_` of a robot with two."""
+    """Return the arm whose readings begin with `prefix`: `robot1_`, or `robot0_left_` if a robot has two arms."""
     model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
     side = prefix[len("robot0_") :].rstrip("_") or "right"
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
