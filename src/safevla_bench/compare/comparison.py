@@ -1,7 +1,8 @@
-"""Policies compared in SR, Safety and related metrics: differences, verdicts, and ranges of ranks.
+"""Comparison of policies in SR, Safety and related metrics: differences, verdicts, and ranges of ranks.
 
-One verdict is primary: Safety over all suites. All others are exploratory. Within one metric of one scope the p-values
-of each question are adjusted for the pairs of policies. Every output reads the `Difference` of a pair.
+One verdict is primary: Safety over all suites. All others are exploratory. A scope is one suite, or all suites pooled.
+Within one scope and metric, p-values are adjusted for the number of pairs of policies: separately for the question
+about these tasks and the one about tasks like these (see `Difference`, which all outputs read).
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ Compared = TypeVar("Compared")
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one metric: its value over the n episodes where it is defined, with its interval.
+    """One policy in one metric: the metric's value and interval over the n episodes in which it is defined.
 
-    Unpaired policies are compared over the episodes of the tasks that all ran, pooled. `ranks` are the best and the
-    worst possible rank: 1 + the number of policies shown to be better, and the number of policies minus those shown to
-    be worse; null for two policies.
+    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` are the best
+    and the worst possible rank: 1 + the number of policies shown to be better, and the number of all policies minus
+    that of policies shown to be worse. They are null for two policies.
     """
 
     policy: str
@@ -57,7 +58,7 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one scope. Verdicts are exploratory except the primary one."""
+    """The comparison in one metric of one scope; `primary` marks the metric whose verdicts are not exploratory."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
@@ -66,9 +67,10 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One suite, or all pooled (suite null): pairs that all finished (null if unpaired), others, tasks, metrics.
+    """The comparison in one suite, or in all suites pooled (`suite` is null).
 
-    If a suite of some policy has no verdict, SR is the only metric; if a violation stopped an episode, Safety is.
+    `pairs` counts the pairs that all policies finished (null if unpaired), `left_out` the other pairs. If a policy has
+    a suite without a verdict, SR is the only metric. If a violation stopped an episode, Safety is the only metric.
     """
 
     suite: str | None
@@ -85,13 +87,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     confidence: float
     allow_crashed: bool = False  # verdicts ignore episodes without a value, although these could change them
-    across_seeds: bool = False  # pairs are initial states, each with the mean of its seeds
+    across_seeds: bool = False  # each pair is an initial state, whose value is the mean over its seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
-    """Suites and packages whose episodes have several physics versions; empty = one simulator."""
+    """The suites, and their packages, whose episodes have several physics versions; empty = every suite has one."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """Effects of filters, compared with the same episodes without them; only of paired episodes."""
+    """The effects of action filters, from a comparison with the same episodes without the filter; empty if unpaired."""
 
 
 def compare_policies(
@@ -106,14 +108,15 @@ def compare_policies(
 
     Args:
         results: of at least two policies.
-        options: metrics, confidence; None = the defaults.
-        paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
-        across_seeds: pair initial states regardless of the seeds of their episodes, which may be several.
-        across_versions: also compare episodes of several physics versions, or recorded by different code of one
-            version of this project, and mark the comparison.
+        options: the metrics, the confidence, and whether crashed episodes are ignored; None = the defaults.
+        paired: compare episode by episode. Otherwise the episodes of two policies are independent samples, compared on
+            the tasks that both policies ran.
+        across_seeds: pair initial states regardless of seeds; an initial state may have episodes with several seeds.
+        across_versions: also compare episodes that have different physics versions, or were recorded by different code
+            under one version number of this project; the comparison is marked.
 
-    Raises `RunError` if they cannot be compared: no common tasks, no values, several simulators, or, if paired, the
-    errors of `pair_episodes`; `KeyError` for a metric that is not in `METRICS`.
+    Raises `RunError` if the policies cannot be compared: they have no common task, no values, or several simulators. If
+    `paired`, raises the errors of `pair_episodes` too. Raises `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
     _require_comparable(results, paired=paired)
@@ -142,17 +145,17 @@ def compare_policies(
 def compare_where_possible(
     results: Sequence[PolicyResults], options: ComparisonOptions | None = None, *, protocols: Protocols = ()
 ) -> tuple[Comparison, str]:
-    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
+    """Return the comparison of paired episodes and "", or that of independent ones and why they cannot be paired.
 
-    Episodes of several physics versions are also compared, and marked. If any of the sources' `protocols` differ,
-    episodes are not paired. Raises `RunError` if the policies cannot be compared as independent episodes either.
+    Episodes with different physics versions are compared too, and the comparison is marked. If any two of the sources'
+    `protocols` differ, episodes are not paired. Raises `RunError` if the policies cannot be compared either way.
     """
     compare = partial(compare_policies, results, options, across_versions=True)
     return pair_where_possible(lambda paired: compare(paired=paired), protocols)
 
 
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
-    """Return `compare(paired)`, and why episodes are not paired; "" if they are."""
+    """Return `compare(True)` and "" if episodes can be paired, else `compare(False)` and why they are not paired."""
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -163,14 +166,14 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
 
 
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if a suite was simulated with several physics versions."""
+    """Raise `RunError` if the episodes of a suite were simulated with several physics versions."""
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
         remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across versions`."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
 def require_same_code(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if any two were recorded by different code of one version of this project."""
+    """Raise `RunError` if two policies were recorded by different code under one version number of this project."""
     if other := policy_results.find_other_code(results):
         remedy = "Roll both out with one version of the code. To compare anyway, with a mark: `safevla compare "
         raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across versions`.")
@@ -205,7 +208,7 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Differences of R pairs, and their parts by task [R, K], and by initial state [R, N] if signs are flipped."""
+    """The differences of R pairs of policies, their parts by task, [R, K], and for rates of pairs by state, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -214,7 +217,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _SuiteResults:
-    """The results of one suite (None = all), and their pairs; None = independent episodes."""
+    """The results of one suite (None = all), and their paired episodes (None = episodes are independent)."""
 
     suite: str | None
     members: tuple[PolicyResults, ...]
@@ -230,7 +233,9 @@ class _SuiteResults:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for unknown values."""
+        """Return the differences of R pairs of policies, given by number, [R, 2]. If `fill` is given, its two values
+        replace the unknown values of the first and the second policy; otherwise unknown values are left out.
+        """
         names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
@@ -280,8 +285,8 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that is known for all its policies. Omits SR if a violation
-    stopped an episode, Safety if a suite has no verdict, and the other metrics in both cases.
+    """Return the comparison of one scope in each metric that is known for all its policies. SR is left out if a
+    violation stopped an episode, Safety if a suite has no verdict, and the other metrics in either case.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -306,7 +311,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     pairs = np.array(list(combinations(numbers, 2)))
     known = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # The episodes that count for P[U|S] are unknown, so it has no extremes.
+    # P[U|S] only counts successes, and which unknown episodes would be successes is not known: it has no extremes.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -324,7 +329,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MOST_TIPPING = 10  # maximum number of pairs with a tipping point: sentences name three
+_MOST_TIPPING = 10  # maximum number of pairs of policies whose tipping point is computed; reports only name three
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
@@ -336,7 +341,9 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
-    """Return the mean of values [n], whose interval is that of their count or of the weighted means by start."""
+    """Return the standing of a policy with these values, [n]. The interval is Wilson's for their sum if `is_counted`,
+    else that of the `means` by start with their `weights`.
+    """
     n, total = len(values), float(values.sum())
     if is_counted:
         interval = wilson_interval(total, n, options.confidence)
@@ -346,7 +353,7 @@ def _make_standing(
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
-    """Yield each policy's value over its episodes of the tasks in which all have a value; None without such tasks."""
+    """Yield each policy's standing over its episodes of the tasks in which all policies have a value."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
@@ -372,9 +379,9 @@ _Adjusted = list[tuple[float, float]]
 
 
 def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
-    """Return for each pair the adjusted p-values on these tasks, and for tasks like these. A pair without a p-value has
-    1, and does not count. Differences by task, and rates of pairs, are adjusted by the largest of all pairs'
-    statistics; other p-values by Holm's rule.
+    """Return each pair's two adjusted p-values: on these tasks, and for tasks like these. A pair without a p-value gets
+    1, and does not count in the adjustment. Differences by task, and rates of paired episodes, are adjusted by
+    `max_t_adjust`, and other p-values by Holm's rule.
     """
     alone, by_task = (
         np.array([1.0 if (p := getattr(item, name)) is None else p for item in measured.differences])
@@ -396,8 +403,8 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
 
 
 def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
-    """Return the difference with its adjusted p-values and the better policy, or the reason for no verdict. `p_values`
-    are those of the known values, then, if any are unknown, those at the extremes.
+    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` are
+    those of the known values, followed by those at the two extremes if any value is unknown.
     """
     if item.p_value is None:
         return item
@@ -425,7 +432,7 @@ def _decide(item: Difference, metric: str, p_values: _Adjusted, options: Compari
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return the tipping point of a pair (`Difference.tipping`); null for unpaired starts with several episodes."""
+    """Return the tipping point of a pair (`Difference.tipping`); None if unpaired episodes share a start."""
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     mine, theirs = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
     if scope.pairs:
@@ -450,8 +457,8 @@ def _find_tipping(
 
 
 def _add_ranks(metric: MetricComparison) -> MetricComparison:
-    """Return the metric with ranges of ranks; unchanged with fewer than three policies, and for SBU, which does not
-    rank policies: one that never succeeds has an SBU of 0.
+    """Return the metric with ranges of ranks. It is unchanged for fewer than three policies, and for SBU, which does
+    not rank policies: a policy that never succeeds has an SBU of 0.
     """
     if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric
@@ -462,7 +469,7 @@ def _add_ranks(metric: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Return the best and the worst rank that each policy may have on these tasks, by the verdicts of the pairs."""
+    """Return policy -> the best and the worst rank that it may have on these tasks, given the verdicts of the pairs."""
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:

@@ -1,13 +1,14 @@
-"""Decisions from a comparison: the ranking under other thresholds, the choice of a policy, gates against another run.
+"""Decisions from comparisons: the ranking under other thresholds, the choice of a policy, gates against another run.
 
-The chosen policy is the best in one metric among those that satisfy conditions. The intervals of all candidates and
-metrics hold simultaneously (Bonferroni over exact ones), so that those of the chosen one are valid for every way of
-choosing. It is compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates
-(S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47
-(2019) 758-782).
+The chosen policy is the best in one metric among the policies that satisfy the conditions. The intervals of all
+candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction), so that those of the chosen
+policy are valid however it was chosen. The ordinary test compares it with the runner-up, and needs no adjustment for
+the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian,
+Annals of Statistics 47 (2019) 758-782).
 
-Gates against another run are limits on the difference from it, on the same episodes. Their interval is for these tasks,
-since a benchmark is run again. Episodes without a value enter with their worst and best value, unless left out.
+Gates against another run, the baseline, limit the difference from it on the same episodes. Their intervals are for
+these tasks, not for tasks like these, since the same benchmark is run again. An episode without a value counts once
+with its worst value and once with its best, unless such episodes are left out.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...]  # policies of equal Safety keep the order of the first variant
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs that differ significantly in the opposite direction to the first variant, as (safer there, safer here)."""
+    """Pairs of policies whose significant difference has another sign under the first variant, as (the policy that is
+    safer under the first variant, the policy that is safer under this one)."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,19 +95,21 @@ def rank_under_variants(
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
-    None if there is no variant, or the policies cannot be ranked under every variant: there is only one policy, a
-    policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
-    Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
+    Return None if there is no variant, or if the policies cannot be ranked under every variant: there is only one
+    policy, a policy has no Safety over all suites, or no two have a common task. Policies without an episode are left
+    out. Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why
+    they are not paired.
 
     Args:
         scores: the verdicts, [E].
         headers: of those episodes, in the same order, [E].
-        library: the specifications that judged.
+        library: the specifications that judged the scores.
         variants: the first is the reference.
-        rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
-        protocols: of the sources that have one; if they differ, episodes are not paired.
+        rescore: judges the same records with another library; needed for a variant that recorded extremes do not
+            decide.
+        protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
 
-    Raises as `apply_variant` does.
+    Raises the same errors as `apply_variant`.
     """
     try:
         scored = [apply_variant(scores, library, variant, rescore) for variant in variants]
@@ -143,7 +147,7 @@ def rank_under_variants(
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy: the metric to maximize, and the outcome of each condition."""
+    """One policy that may be chosen: its outcome in the metric to maximize, and in each condition."""
 
     policy: str
     value: GateOutcome
@@ -151,7 +155,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates, with unknown episodes at their worst, satisfy all conditions."""
+        """True if the estimates satisfy all conditions, with every unknown episode counted at its worst."""
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions
@@ -164,12 +168,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates, the best first, and the chosen one; None if no estimate satisfies all conditions.
+    """The candidates, best first, and the chosen one: None if no candidate's estimates satisfy all conditions.
 
-    `comparison` is that of the chosen one with the runner-up, the next best of those whose estimates satisfy all
-    conditions; null without one, or if the two cannot be compared. `unpaired` says why they are not paired. With this
-    many `episodes` per task and policy a difference for tasks like these is significant with 80 % probability if the
-    true rates equal the measured ones.
+    `comparison` compares the chosen policy with the runner-up, the next best whose estimates satisfy all conditions. It
+    is null if there is no runner-up, or the two cannot be compared. `unpaired` says why their episodes are not paired.
+    `episodes` is the number per task and policy with which their difference would be significant for tasks like these
+    with 80 % probability, if the true rates equal the measured ones.
     """
 
     metric: GateMetric
@@ -186,7 +190,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shown(self) -> bool:
-        """True if its conditions are established; without conditions, if it is better than the runner-up."""
+        """True if the choice's conditions are established; without conditions, if it is better than the runner-up."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
@@ -207,9 +211,9 @@ def select_policy(
 
     Args:
         scores: the verdicts of all policies.
-        headers: of the same episodes, in the same order.
-        results: the same by policy.
-        metric: a metric of which more is better.
+        headers: the headers of the same episodes, in the same order.
+        results: the same episodes by policy.
+        metric: the metric to maximize; a higher value must be better.
         conditions: limits of metrics.
         protocols: of the sources that have one; if any differ, episodes are not paired.
 
@@ -308,18 +312,19 @@ def check_against(
 ) -> GateReport:
     """Check the differences of policies from a baseline against gates that name it.
 
-    Each policy is compared with the baseline's policy of its name, else with the only one.
+    Each policy is compared with the baseline's policy of the same name, or with the baseline's only policy.
 
     Args:
         results: the policies to gate.
-        baselines: the policies of the other run, which planned the same episodes.
+        baselines: the policies of the baseline run, which planned the same episodes.
         gates: at least one, each with a `baseline`.
         per: judge each policy with its suites pooled, or each suite separately.
         confidence: joint confidence of the intervals; None = the point estimate decides.
-        lost: further gaps in either run, each as one sentence.
+        lost: further gaps in the episodes of either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and ignore `lost`.
 
-    Raises as `check_gates` does, and `RunError` for no baseline, other episodes, or another simulator.
+    Raises the same errors as `check_gates`, and `RunError` if there is no baseline, or its episodes or simulator
+    differ.
     """
     require_valid(gates, confidence)
     scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]

@@ -21,13 +21,13 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _TIE = 1e-12
 _LEAST_EPISODES = 3
-"""Episodes of each policy and task that the score test needs if tasks have different numbers of them."""
+"""Number of episodes of each policy and task that the score test needs if these numbers differ between tasks."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `allow_crashed`: verdicts ignore that episodes without a value could change them.
+    If `allow_crashed`, verdicts ignore that episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
@@ -41,33 +41,34 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """First minus second in one metric, with the answers to two questions.
+    """The first policy's value minus the second's in one metric, with the answers to two questions.
 
-    `p_value`, `ci` and `better` are for these tasks: would equal policies differ so much if the same tasks were run
-    again? The fields `by_task` are for tasks like these, based on the difference of each task, and are only tested if
-    the policies differ on these tasks. Each question has its own error of 1 - confidence over all pairs of policies.
-    The two counts are of pairs, null for means and for independent episodes.
+    `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
+    tasks were run again? Fields with `by_task` in their name answer it for tasks like these, from the difference in
+    each task; they give a verdict only if the policies differ on these tasks. For each question, the error over all
+    pairs of policies is 1 - confidence. `only_first` and `only_second` count pairs of episodes in which only that
+    policy has the outcome; they are null for means and for independent episodes.
     """
 
     first: str
     second: str
     difference: float | None = None
-    """Over initial states of equal weight; for independent episodes, over tasks of equal weight."""
+    """The mean over initial states of equal weight; for independent episodes, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `ci` excludes 0, as `p_value` is significant; an end of 0 is then open
+    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, and an end of 0 is open
     ci_by_task: Bounds | None = None
     pairs: int | None = None
-    """Pairs that both policies finished and that have a value; null if episodes are independent."""
-    unknown: int = 0  # planned episodes of the two without a value: crashed, cut short or without a verdict
+    """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
+    unknown: int = 0  # planned episodes of both policies without a value: crashed, cut short or without a verdict
     extremes: Bounds | None = None
-    """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
+    """The differences with all unknown values worst, or best, for the first policy; null if all values are known."""
     p_at_extremes: float | None = None
-    """The larger `p_value` at these extremes, 1 if they disagree on the sign; null if all are known."""
-    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` at these extremes, in the same way
+    """The larger `p_value` of the two extremes; 1 if a sign differs from `difference`'s. Null if all are known."""
+    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` of the two extremes, in the same way
     tipping: int | None = None
-    """The largest number of episodes without a value that can all count against the better-looking
-    policy while all of the other's count for it (for several policies, at the error divided by the number of pairs).
-    Null if even zero is too many, and if not computed."""
+    """The largest number of the better-looking policy's episodes without a value that may all count against it while it
+    stays significantly better, if those of the other policy count in the other's favor. With several policies, the
+    error is divided by the number of pairs. Null if even zero is too many, and if not computed."""
     tasks: int = 0  # number of tasks that both ran
     only_first: int | None = None
     only_second: int | None = None
@@ -80,15 +81,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better: str | None = None  # the policy that is better on these tasks
     better_by_task: str | None = None  # the policy that is better for tasks like these
     undecided: bool = False
-    """True if one would be better on these tasks, but episodes without a value could change that."""
+    """True if the known values show a better policy on these tasks, but episodes without a value could change that."""
     undecided_by_task: bool = False  # the same for tasks like these
-    no_verdict: str = ""  # reason for no verdict on these tasks, regardless of the p-value
+    no_verdict: str = ""  # why there is no verdict on these tasks, regardless of the p-value; "" if there may be one
     tasks_needed: int | None = None
-    """The smallest number of tasks with which the test by task can reject, if there are fewer."""
+    """The smallest number of tasks with which the test by task can be significant; null if there are that many."""
     identical: bool = False  # True if every pair has the same value on both sides
     leave_one_out: Bounds | None = None  # the smallest and the largest difference without one task; null with one task
     depends_on: str | None = None
-    """The task without which the difference has another sign, or is not significant on these tasks."""
+    """The task without which the difference has another sign, or is no longer significant on these tasks."""
 
 
 class TaskSample(NamedTuple):
@@ -102,10 +103,10 @@ TaskValues = Mapping[TaskKey, TaskSample]
 
 
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
-    """Return a metric of a policy's episodes, tasks in order of first appearance.
+    """Return task -> the values of a metric in a policy's episodes, with tasks in order of first appearance.
 
-    `fill` replaces each unknown value, including those of lost episodes; without it they are left out, as are tasks
-    without a known value.
+    `fill` replaces each unknown value, including those of lost episodes. If it is None, unknown values are left out,
+    and so are tasks without a known value.
     """
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
@@ -123,7 +124,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
 
 Names = Sequence[tuple[str, str]]
 TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
-"""The test of these pairs of policies [Q] in the tasks that are kept, [Q, K]."""
+"""A function that tests the pairs of policies with these numbers, [Q], on the tasks that are kept for each, [Q, K]."""
 
 
 def paired_difference(
@@ -134,8 +135,8 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies (by number) over the initial states of all parts, see `paired_differences`;
-    `fill` as in `PairedResults.state_gaps`.
+    """Return the difference of two policies, given by number, over the initial states of all parts. See
+    `paired_differences`, and for `fill` `PairedResults.state_gaps`.
     """
     gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     of_parts = (part.tasks for part in parts)
@@ -153,14 +154,15 @@ def paired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return the differences of R pairs of policies over initial states, each with the mean of its seeds.
+    """Return the differences of R pairs of policies over initial states, each valued by the mean over its seeds.
 
-    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, made consistent. Rates of states
-    with several: sign flips of the pairs, without counts. VSI: Gaffke's interval, and the test that it inverts.
-    `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no difference and no p-value.
+    The methods are, for rates of states with one episode each, McNemar's mid-p test and Tango's interval, made
+    consistent; for rates of states with several episodes, sign flips of the pairs, without counts; for VSI, Gaffke's
+    interval and the test that it inverts. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there
+    is no difference and no p-value.
 
-    `gaps` are first minus second in each state, NaN if one is unknown, [R, N]; `places` are the indices of each state's
-    task in `tasks`, [N]; `is_single`: each policy has one episode of each state, [R].
+    `gaps` are first minus second in each state, NaN if either is unknown, [R, N]. `places` is the index in `tasks` of
+    each state's task, [N]. `is_single` is True if each policy has one episode of each state, [R].
     """
     known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -230,14 +232,14 @@ def unpaired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
-    """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and those of
-    each task [R, K], 0 if one did not run it. Tasks have equal weight.
+    """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and the
+    differences in each task, [R, K], 0 in tasks that one of the two did not run. Tasks have equal weight.
 
-    Rates: the stratified score test and its interval, on one task Barnard's test and Newcombe's interval, made
-    consistent. VSI, and rates of starts with several episodes: Gaffke's interval of each policy's mean, and their
-    difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at least two tasks. Without a common
-    task there is no difference and no p-value, and `test` says why. `sides` are the values of the first and the second
-    of each pair, [R].
+    The methods are, for rates, the stratified score test and its interval, or on one task Barnard's test and Newcombe's
+    interval, made consistent; for VSI, and for rates of starts with several episodes, Gaffke's interval of each
+    policy's mean, and from these the interval of their difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like
+    these, need at least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
+    `sides` are the values of the first policy of each pair, and of the second, [R] each.
     """
     summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
     (first, n, mine), (second, m, theirs) = (
@@ -308,8 +310,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured` [R] with the tests on these tasks, without one, and for tasks like these. `parts` are the
-    tasks' sums and weights, [R, K] each; tasks without weight do not count, and rows without any are unchanged.
+    """Return `measured` [R] with the results on these tasks, on all but one of them, and for tasks like these. `parts`
+    are the sums and the weights of the tasks, [R, K] each. Tasks without weight do not count; rows without any weight
+    are unchanged.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -361,7 +364,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return p-values and both ends of intervals for tasks like these, [3, R]; NaN for one task, or without an end."""
+    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN if one does not exist."""
     flipped = np.full((3, len(sums)), np.nan)
     masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -377,7 +380,9 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why there is no verdict on these tasks: one has too few episodes, or weights reverse the order."""
+    """Return why there is no verdict on these tasks, "" if there may be one: a policy has too few episodes in a task,
+    or the mean over tasks has another sign than the mean over episodes.
+    """
     if len(tasks) < 2:
         return ""
     uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
@@ -403,8 +408,8 @@ def _find_obstacle(
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
     """Return the difference with the possible effects of `unknown` episodes, at least one.
 
-    `extremes`: the difference with every unknown value the worst for the first policy, and the best; empty if they
-    cannot be known, as for P[U|S]: then there is no verdict.
+    `extremes` are the difference with every unknown value the worst for the first policy, and with the best. They are
+    empty if they cannot be known, as for P[U|S]; then there is no verdict.
     """
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
@@ -422,7 +427,9 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return if a policy is better, given units (good, unknown, n, the other's good, the other's n) of episodes."""
+    """Return whether a policy is significantly better than another, given its units (states or tasks). A unit holds the
+    policy's good, unknown and all episodes, and the other policy's good and all episodes.
+    """
     good, _, n, others, m = np.array(units).T
     gaps = good / n - others / m
     if not paired and len(units) == 1:
@@ -440,7 +447,7 @@ _LADDER = np.linspace(0.0, 4.4, 23)
 
 
 class _BoundedMeans:
-    """Gaffke's intervals of policies' means over tasks of equal weight, and differences of two of them (MOVER)."""
+    """Gaffke's intervals of policies' means over tasks of equal weight, and the differences of two means (MOVER)."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
@@ -448,10 +455,10 @@ class _BoundedMeans:
     def test(
         self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
     ) -> significance.MeanTest:
-        """Return the test of pairs [Q] over the tasks that are kept, [Q, K].
+        """Return the test of pairs of policies, [Q], over the tasks that are kept for each, [Q, K].
 
-        The p-value is the error at which the interval ends at 0: its normal quantile is interpolated between those of
-        24 intervals. `only_side`: compute only on which side of the level it is.
+        The p-value is the error at which the interval ends at 0, interpolated by its normal quantile between 24
+        intervals. If `only_side`, the p-value only says on which side of the level 1 - confidence it is.
         """
         z = intervals.normal_quantile(confidence)
         steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
@@ -504,7 +511,9 @@ def least_tasks(confidence: float) -> int:
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None, and for equal ends, since zero spread proves nothing."""
+    """Return the two ends of an interval; None if there is no interval, or if its ends are equal: zero spread proves
+    nothing.
+    """
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

@@ -1,4 +1,4 @@
-"""Pairs of episodes: the same suite, task, initial state and seed under several policies."""
+"""Pairs of episodes: episodes of several policies with the same suite, task, initial state and seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNPAIRED = "Or pass --unpaired, which treats the episodes as independent and ne
 
 
 class PairKey(NamedTuple):
-    """Key by which episodes of different policies are paired; without the seed, an initial state."""
+    """The key by which episodes of different policies are paired; with `seed` None it denotes an initial state."""
 
     suite: str
     task_id: str
@@ -33,7 +33,7 @@ class PairKey(NamedTuple):
 
     @property
     def state(self) -> PairKey:
-        """Only the initial state, which episodes of different policies share regardless of their seeds."""
+        """The key without the seed, which all episodes of the initial state share."""
         return self._replace(seed=None)
 
     def __str__(self) -> str:
@@ -46,15 +46,16 @@ class PairKey(NamedTuple):
 class PairedResults:
     """Results of P policies on the same planned episodes.
 
-    Two policies are compared on the episodes that both finished, regardless of others.
+    Two policies are compared on all episodes that both finished, even if other policies did not finish them.
     """
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The planned episodes, [K]: those that some policy finished, in the order of the first that did, then the lost."""
-    places: Ints  # index of each in the results of each policy, -1 = not finished there, [P, K]
-    is_planned: Bools  # True if the policy planned it; always true unless initial states are paired, [P, K]
-    by_state: bool  # True if seeds differ between the policies, so that initial states are paired instead of episodes
+    """The planned episodes, [K]: first those that some policy finished, in the order of the results, then the
+    others."""
+    places: Ints  # index of each planned episode in the results of each policy, -1 = not finished by it, [P, K]
+    is_planned: Bools  # True if the policy planned the episode; always true unless initial states are paired, [P, K]
+    by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
 
     @cached_property
     def _state_numbers(self) -> Ints:
@@ -63,7 +64,7 @@ class PairedResults:
 
     @cached_property
     def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], Ints]:
-        """All tasks, sorted, and the index of the task of each of all N states, in the order of their keys."""
+        """All tasks, sorted, and for each of the N initial states, sorted by key, the index of its task, [N]."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
@@ -71,9 +72,10 @@ class PairedResults:
         return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
-        """Return which episodes all of these policies (by number; None = every one) finished, [K].
+        """Return which planned episodes all of these policies (by number; None = all) finished, [K].
 
-        If initial states are paired, one finished episode of a state marks all of its episodes.
+        If initial states are paired, a policy that finished one episode of a state counts as having finished all of
+        them.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -81,7 +83,9 @@ class PairedResults:
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: Bools) -> int:
-        """Return the number of pairs among the chosen [K]: episodes, or initial states if those are paired."""
+        """Return the number of pairs among the chosen planned episodes, [K]; if initial states are paired, that of the
+        states.
+        """
         return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
@@ -95,9 +99,9 @@ class PairedResults:
         )
 
     def metric_values(self, policies: Sequence[int], metric: str) -> Floats:
-        """Return a metric of each of these policies (by number) and planned episode, [P, K].
+        """Return the value of a metric for each of these policies (by number) in each planned episode, [P, K].
 
-        NaN if the episode is not finished or lacks a value.
+        It is NaN if the policy did not finish the episode, or the episode has no value.
         """
         if metric not in self._tables:
             table = self._tables[metric] = np.full(self.places.shape, np.nan)
@@ -110,9 +114,9 @@ class PairedResults:
         return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
 
     def count_outcomes(self, policies: tuple[int, int], metric: str, best: float) -> list[tuple[float, ...]]:
-        """Return counts for each initial state of two policies (by number): the first's episodes with the best value,
-        how many of these are unknown, all; then the second's with the best value and all. Unknown ones count as the
-        best.
+        """Return five counts for each initial state in which both policies (by number) have a value: the first policy's
+        episodes with the best value, the unknown ones among these, and all; the second policy's episodes with the best
+        value, and all. Unknown values count as the best value.
         """
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
@@ -124,8 +128,9 @@ class PairedResults:
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
-        """Return the first policy's means over the seeds of each initial state in which both (by number) have a value,
-        and whether every such state has one episode of each. If episodes are paired, only seeds of both count.
+        """Return the first policy's mean over the seeds of each initial state in which both policies (by number) have a
+        value, and whether each policy has just one episode of every such state. If episodes are paired, only seeds
+        count for which both policies have a value.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -135,9 +140,10 @@ class PairedResults:
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
-        """Return, for R pairs of policies (by number, [R, 2]), first minus second in the means of `state_means`, [R,
-        N], NaN if one has none, and whether every state has one episode of each, [R]. `fill` replaces each one's
-        unknown values: crashed episodes, stopped ones and those without a verdict.
+        """Return two arrays for R pairs of policies (by number, [R, 2]): the first policy's mean minus the second's in
+        each initial state, as in `state_means`, [R, N], NaN if a mean does not exist; and whether each policy has just
+        one episode of every state, [R]. `fill` gives the value of the first policy's unknown episodes, and of the
+        second's: crashed episodes, stopped ones, and those without a verdict.
         """
         sides = [self._fill(metric, end) for end in fill or (None, None)]
         if not self.by_state:
@@ -153,7 +159,7 @@ class PairedResults:
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
     def _average(self, values: Floats) -> tuple[Floats, Ints]:
-        """Return means over the known episodes [R, K] of each of N states and their numbers, [R, N]; NaN for none."""
+        """Return the means of the known values [R, K] in each of N states (NaN = none), and their numbers, [R, N]."""
         order = np.argsort(self._state_numbers, kind="stable")
         firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
         known = ~np.isnan(values[:, order])
@@ -166,7 +172,7 @@ class PairedResults:
 
 
 def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
-    """Return the distinct items in order of first appearance, and the number of each item among them, [n]."""
+    """Return the distinct items in order of first appearance, and for each of the n items its index among them, [n]."""
     every = list(items)
     numbers = {item: k for k, item in enumerate(dict.fromkeys(every))}
     return tuple(numbers), np.array([numbers[item] for item in every], dtype=np.int64)
@@ -175,12 +181,12 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
 def pair_episodes(
     results: Sequence[policy_results.PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
 ) -> PairedResults:
-    """Pair the episodes of policies with different names that planned the same ones; lost ones count as planned.
+    """Pair the episodes of policies with different names that planned the same episodes, including lost ones.
 
-    `across_seeds`: pair initial states regardless of the seeds, which may be several. `across_tasks`: pair
-    episodes of tasks that differ in `TASK_FIELDS`. Raises `RunError` if episodes cannot be paired: initial states were
-    not recorded, an episode occurs twice, one policy planned episodes that another did not, or starts, tasks or
-    protocols differ.
+    If `across_seeds`, initial states are paired regardless of their seeds, of which there may be several. If
+    `across_tasks`, episodes are paired even if their tasks differ in `TASK_FIELDS`. Raises `RunError` if episodes
+    cannot be paired: initial states were not recorded, an episode occurs twice, one policy planned episodes that
+    another did not, or starts, tasks or protocols differ.
     """
     results = policy_results.name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -241,7 +247,7 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if two policies started an episode differently, or ran under different protocols. Episodes that
-    either did not finish are not checked. If initial states are paired, the starts of each state are compared.
+    one of the two did not finish are not checked. If initial states are paired, the starts of each state are compared.
     """
     remedy = f"{_ONE_PROTOCOL} {_UNPAIRED}"
     for name, names, episodes in _find_differences(paired, _STARTS):
@@ -253,7 +259,7 @@ def _require_same_starts(paired: PairedResults) -> None:
 
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
-    """Return the names of `TASK_FIELDS` in which pairs of the policies differ."""
+    """Return the names of the `TASK_FIELDS` in which paired episodes differ."""
     return tuple(name for name, *_ in _find_differences(paired, _TASKS))
 
 
@@ -278,13 +284,13 @@ _STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] 
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Fields that fix an episode's start in addition to the initial state, and how they are read."""
+"""Name -> the reader of a field that, in addition to the initial state, determines how an episode starts."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **policy_results.IDENTITY_FIELDS,
 }
-"""Fields that say which task an episode ran, and how they are read; "" = unknown, which differs from nothing."""
+"""Name -> the reader of a field that says which task an episode ran; "" = unknown, which is equal to any value."""
 
 
 _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
@@ -304,7 +310,9 @@ def _values_by_start(
 
 
 def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    """Return the names of the protocols' rules that differ; for a user's own loop, only those on how it begins."""
+    """Return the names of the protocol rules in which two results differ; if one has a user's own loop, only rules on
+    how an episode begins and ends count.
+    """
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     mine, theirs = first.protocol, other.protocol

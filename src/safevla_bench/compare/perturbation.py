@@ -1,9 +1,9 @@
-"""Effects of changes of a suite on a policy, and of filters of its actions, each paired with the unchanged episodes.
+"""Effects on a policy of changes to a suite, and of filters of its actions, each paired with the unchanged episodes.
 
 A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A suite that was
-run twice is the control: nothing was changed, so any difference is noise. The variants `TASK/NAME` of a task, as in
-LIBERO-plus's `libero-goal-camera`, are together compared with the task's own start. For filters: how often and how much
-they changed actions, and how the same episodes went without them.
+run twice is the control: nothing was changed, so any difference is noise. If a changed suite has several variants
+`TASK/NAME` of a task, as LIBERO-plus's `libero-goal-camera`, their mean is compared with the unchanged task. For
+filters, the report says how often and how much they changed actions, and how the same episodes went without them.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MEASURED = (SR, SAFETY)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one policy's suites: the differences changed minus unchanged, of SR and of Safety."""
+    """The effect of one change of suites on one policy: changed minus unchanged, in SR and in Safety."""
 
     policy: str
     change: str
     suites: tuple[str, ...]
-    left_out: int  # episodes of either side without a counterpart on the other
-    unknown: int  # paired episodes that crashed, were cut short or have no verdict; the differences leave them out
+    left_out: int  # changed and unchanged episodes without a counterpart on the other side
+    unknown: int  # paired episodes that crashed, were cut short or have no verdict; they are not in the differences
     differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
-    mixtures: tuple[str, ...]  # suites and packages of which the two sides have other physics versions
+    mixtures: tuple[str, ...]  # suites, and their packages, whose physics version differs between the two sides
     differences: dict[str, Difference]
-    """Metric -> the difference; its `ci` holds simultaneously with all others of the report."""
+    """Metric -> its difference; the intervals `ci` of all differences in a report hold simultaneously."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All changes, the control of each policy last; every interval is at `each_confidence`."""
+    """All changes, with the control of each policy last. The confidence of each interval is `each_confidence`."""
 
     confidence: float
     each_confidence: float
@@ -57,10 +57,11 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
-    `sources` are the results of each source and policy, not joined. Sources of a suite without a common start, such as
-    shards, count as one. A second run of an unchanged suite is the control, whose initial states are paired regardless
-    of their seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError` if no suite has
-    a changed counterpart or was run twice, a suite was run more often, or pairs had different starts.
+    `sources` are the results of each source and policy, not yet joined. Sources that ran different starts of a suite,
+    such as shards, count as one run. A second run of an unchanged suite is the control, whose initial states are paired
+    regardless of their seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError` if no
+    suite has a changed counterpart or was run twice, if a suite was run too often, or if paired episodes had different
+    starts.
     """
     arms = [
         (policy, change, sides)
@@ -101,7 +102,7 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
 
 
 def _join_parts(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Join the sources of a suite with one protocol that have no start in common, seeds apart."""
+    """Join sources of a suite that have the same protocol and no start (task and initial state) in common."""
     runs: list[list[PolicyResults]] = []
     for result in results:
         own = _list_starts(result)
@@ -154,7 +155,7 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
     planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
     shared = planned[0] & planned[1]
     first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
-    if varies:  # the variants of a task become several runs of its start, whose mean counts
+    if varies:  # the variants of a task become episodes of its start with different seeds, of which the mean counts
         numbers = count()
         second = replace(
             second,
@@ -185,28 +186,30 @@ def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with a filter and without. Counts are of `pairs` that both finished; names are of the filtered one."""
+    """A policy with and without a filter. Counts are of `pairs` that both finished, names of filtered episodes."""
 
     policy: str
     without: str
     actions: int  # actions in all episodes of `policy`
     changed: int
-    mean_change: float  # mean norm of the change over changed actions, in the action's own units
+    mean_change: float  # mean norm of the change of an action over the changed actions, in the units of the action
     pairs: int
-    violations: int  # pairs that are unsafe without the filter, among those with a verdict on both sides
+    violations: int  # pairs with two verdicts whose episode without the filter is unsafe
     violations_made: int
     successes: int
     successes_gained: int
-    clean: tuple[int, int]  # clean successes without the filter, and with it
-    extra_steps: float | None  # mean over pairs in which both succeeded; None if there are none
+    clean: tuple[int, int]  # numbers of clean successes without the filter, and with it
+    extra_steps: float | None
+    """mean number of steps that the filter adds over pairs with two successes; None without such pairs"""
     saved: tuple[str, ...]  # episodes that are unsafe without the filter, and safe with it
     spoiled: tuple[str, ...]  # episodes that succeed without the filter, and fail with it
 
 
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
-    """Yield the effect of each filter that changed actions, compared with the unfiltered policy of the nearest name.
+    """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
-    Yields nothing if every policy has changes, or initial states are paired instead of episodes.
+    That is the policy whose name has the longest beginning in common. Yields nothing if a filter changed actions of
+    every policy, or if initial states are paired instead of episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unchanged = [k for k, total in enumerate(changes) if not total.changed]

@@ -1,4 +1,4 @@
-"""Results of one policy of one source: the facts about its episodes that a comparison and its readers need."""
+"""Results of one policy in one source: the facts about its episodes that comparisons use, and the caveats to report."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
 TaskKey = tuple[str, str]  # suite and task
-Protocols = Sequence[Mapping[str, object]]  # of the sources that state one; if any differ, no episodes are paired
+Protocols = Sequence[Mapping[str, object]]  # of sources that have a protocol; if any differ, episodes are not paired
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyResults(EpisodeOutcomes):
     """One policy's episodes with a value, [n].
 
-    `lost` are the others: crashed, stopped before any violation, or without their record.
+    `lost` are its episodes without a value: crashed, stopped before any violation, or without their record.
     """
 
     name: str
     source: str
     headers: tuple[Header, ...]
     stopped_on_violation: Bools
-    """True if a violation stopped the episode: then only Safety of its suite is known."""
-    starts: Ints  # equal for episodes of one task and start
+    """Whether a violation stopped the episode, [n]; if so, only Safety is known in its suite."""
+    starts: Ints  # number of the task and start of each episode: equal for episodes of the same start, [n]
     lost: tuple[AbsentEpisode, ...] = ()
-    left_out: tuple[str, ...] = ()  # episodes of the source that are not among these, each kind as one sentence
+    left_out: tuple[str, ...] = ()  # one sentence for each kind of episodes of the source that are missing here
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
-    standin_suites: tuple[str, ...] = ()  # suites simulated with stand-ins for the host's own assets
+    standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """Number of resets before an episode's own since its environment was seeded; only of episodes in these results."""
+    """Episode -> number of resets of its environment after it was seeded and before the episode's own reset."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """The values that fix the start of each RoboCasa episode that records them."""
+    """RoboCasa episode -> the values that determine its start, if it records them."""
     left_out_clauses: tuple[str, ...] = ()
-    """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
-    changes: tuple[ActionChanges, ...] = ()  # changes by a filter in each episode, [n]; empty = unknown
+    """Warnings about clauses that were not judged in these episodes, on request or because logs lack what they need."""
+    changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
-    """The code that recorded its runs, see `sources.runs.folder.recorded_code`; empty = an archive, which has none."""
+    """Code that recorded the runs (`sources.runs.folder.recorded_code`); empty for an archive, which has none."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -68,13 +68,13 @@ class PolicyResults(EpisodeOutcomes):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Package -> the version in the records; several versions are sorted and joined with `and`."""
+        """Package -> its version in the records; several versions are sorted and joined with `and`."""
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Suite -> package -> the versions that affect the physics of its episodes."""
+        """Suite -> package that affects physics -> its versions in the suite's episodes."""
         suites = dict.fromkeys(header.benchmark for header in self.headers)
         return {
             suite: collect_versions(
@@ -112,7 +112,7 @@ class PolicyResults(EpisodeOutcomes):
         return replace(self, headers=tuple(headers), lost=tuple(lost))
 
     def select_episodes(self, index: Ints) -> PolicyResults:
-        """Return the results of the episodes at these indices, in this order; lost episodes and marks are unchanged."""
+        """Return the results of the episodes at these indices, in this order; `lost` and the facts about runs stay."""
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
@@ -137,10 +137,10 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
 
-    `headers` are of the same episodes, in the same order, [E]. Results of episodes without a policy are named
-    `(unnamed)`. `source` distinguishes two policies with one name; `privileged` policies saw state which no real robot
-    has; `left_out` are episodes that are not among the scores, each kind as one sentence without its full stop.
-    `earlier_resets` and `kitchens` are left empty.
+    `headers` are those of the scored episodes, in the same order, [E]. Episodes without a policy get the policy name
+    `(unnamed)`. `source` distinguishes two policies with the same name. `privileged` policies saw simulator state that
+    no real robot has. `left_out` holds a sentence without its period for each kind of episodes that are missing in the
+    scores. `earlier_resets` and `kitchens` are left empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -171,10 +171,10 @@ def split_by_policy(
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Join the sources of a policy if they have no suite in common, such as its runs on two hosts.
+    """Join the sources of each policy if they have no suite in common, such as its runs on two hosts.
 
-    All sources of a policy stay separate if any two share a suite, including lost episodes, protocols differ, or a
-    search chose the starts of only some. Policies keep the order of first appearance.
+    All sources of a policy stay separate if any two have a common suite (lost episodes count too), if protocols differ,
+    or if a search chose the starts of some suites but not of others. Policies keep the order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -190,7 +190,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
-    """Return the episodes of several results of one policy as one."""
+    """Return several results of one policy as one."""
     if len(results) == 1:
         return results[0]
     tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "code")
@@ -205,9 +205,10 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
 
 
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results with unique names: an equal name becomes `NAME (SOURCE)`, and if that is not unique `... #K`.
+    """Return the results with unique names.
 
-    K is the index among all results, from 1. Names that are unique stay.
+    A name that several results have becomes `NAME (SOURCE)`; if this is not unique either, ` #K` is appended, with the
+    index K among all results, from 1.
     """
     for pattern in ("{name} ({source})", "{name} #{k}"):
         counts = Counter(result.name for result in results)
@@ -224,11 +225,11 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results with an index and an environment seed for each episode whose record fixes its kitchen.
+    """Return the results with an initial-state index and an environment seed for each episode that records its kitchen.
 
-    An episode with an index stays unchanged; those of a user's own loop have none. If a rollout of that task began in
-    the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed is used for both, so
-    that two loops can be paired.
+    An episode that has an index is unchanged; episodes of a user's own loop have none. If a rollout of the same task
+    began in the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed serves as
+    both, so that the episodes of two such loops can be paired.
     """
     starts = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)
@@ -251,14 +252,14 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     ]
 
 
-# Caveats: what was left out, and differences between the policies besides their numbers
+# Caveats: what was left out, and differences between the policies in addition to their metrics
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:
     """Yield the caveats of a comparison, each as a sentence, in the order to print.
 
-    `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
-    that some policy did not run are named.
+    `left_out` is the number of pairs that some policy did not finish. If episodes are not `paired`, a caveat names the
+    tasks that some policy did not run.
     """
     yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
     yield from provenance_marks.warn_of_identities(identity_cells(results))
@@ -325,8 +326,8 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def find_other_code(results: Sequence[PolicyResults]) -> str:
-    """Return the first two results whose runs were recorded by different code of one version of this project, and both
-    codes; "" if there are none. Versions with equal results differ in code, and are not found.
+    """Return a text that names two results whose runs were recorded by different code under one version number of this
+    project, and the code of each; "" if there are none. Results with different version numbers are not reported.
     """
     for first, second in combinations(results, 2):
         own = [{v for name, v in each.versions.items() if name.startswith("safevla-")} for each in (first, second)]
@@ -336,8 +337,8 @@ def find_other_code(results: Sequence[PolicyResults]) -> str:
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return (policy, suite) -> package -> the versions that affect the physics of the policy's episodes there, and the
-    results-versions of this project.
+    """Return (policy, suite) -> package that affects physics -> its versions in these episodes. The additional package
+    `results-version` has this project's own results versions.
     """
     cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
     for result in results:
@@ -352,16 +353,16 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
 IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "task definition": lambda header: (header.task_sha256 or "")[:12],
     "initial states": lambda header: (header.init_states_sha256 or "")[:12],
-    # Official simulator code has one text, since several distributions hold the same tasks.
+    # All official simulator code is `official`, since several distributions hold the same tasks.
     "simulator code": lambda header: (
         "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
     ),
 }
-"""Fields that prove which task an episode ran, and how they are read; "" = unknown."""
+"""Name -> the reader of a field that proves which task an episode ran; "" = unknown."""
 
 
 def list_arms(header: Header) -> str:
-    """Return the names of the arms of a record; `one arm` if it has no names."""
+    """Return the names of the arms in a header, joined; `one arm` if arms have no names."""
     return ", ".join(header.arms or ("one arm",))
 
 
@@ -369,9 +370,7 @@ SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a su
 
 
 def require_same_tasks(*results: PolicyResults) -> None:
-    """Raise `RunError` if the episodes of any two policies differ in one of `IDENTITY_FIELDS`, or in arms, in a
-    task.
-    """
+    """Raise `RunError` if the episodes of two policies in one task differ in an identity field or in their arms."""
     for name, read in {**IDENTITY_FIELDS, "arms": list_arms}.items():
         sides: list[dict[TaskKey, set[str]]] = [{} for _ in results]
         for side, result in zip(sides, results, strict=True):
@@ -386,7 +385,7 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
-    """Return the numbers of two sides whose values differ for the same keys, and these keys; None if all agree."""
+    """Return the indices of two sides with different values for the same keys, and these keys; None if all agree."""
     known: dict[Key, tuple[object, int]] = {}
     for k, side in enumerate(sides):
         found: dict[int, list[Key]] = {}
@@ -400,7 +399,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
-    """Return (policy, suite) -> identity of a task -> number of the policy's episodes there that have it."""
+    """Return (policy, suite) -> judged identity of the task -> number of the policy's episodes in the suite with it."""
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:
@@ -409,6 +408,6 @@ def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
 
 
 def list_first(texts: Sequence[str], most: int = 5) -> str:
-    """Return the first of the texts, joined, and how many more there are."""
+    """Return the first `most` of the texts, joined with commas, and how many more there are."""
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Sample size of a comparison: the number of episodes that its verdict needs."""
+"""Sample size of a comparison: the number of episodes that it needs for a verdict."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from safevla_recorder.episode import Floats, Ints
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
 _FLIPS = "Sign flips of the tasks' differences"
-_ENDLESS = 10**9  # number of episodes of a task at which the sampling error within the task is negligible
+_ENDLESS = 10**9  # so many episodes of a task that the sampling error within the task is negligible
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference of rates to detect: from a baseline, as fractions, with a power, at a confidence."""
+    """A difference of two rates to detect, with the baseline rate, the power and the confidence; all are fractions."""
 
     difference: float
     baseline: float = 0.8
     power: float = 0.8
     confidence: float = CONFIDENCE
     discordant: float | None = None
-    """Share of pairs in which the policies differ; None = as if outcomes were independent, or episodes not paired."""
+    """Share of pairs in which the policies differ; None = the share that independent outcomes would have."""
     tasks: int = 10
     task_spread: float = 0.0
-    """Standard deviation between tasks of the true difference of the rates, as a fraction; 0 = the same in all."""
+    """Standard deviation, between tasks, of the true difference of the rates; 0 = the same difference in every task."""
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for the verdict that `compare` gives for tasks like these: sign flips of tasks, or McNemar's test.
+    """The plan for the verdict of `compare` for tasks like these (sign flips), or on one task (McNemar's test).
 
-    `episodes` of each policy and task detect the difference with the requested power; null if no number does.
-    `least_tasks` is the smallest number of tasks on which enough episodes have that power; null if a million do not.
+    `episodes` is the number per policy and task that detects the difference with the requested power; null if no number
+    does. `least_tasks` is the smallest number of tasks on which some number of episodes has that power; null if a
+    million tasks are too few.
     """
 
     rates: tuple[float, float]
@@ -48,7 +49,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     least_tasks: int | None
     request: SampleSizeRequest
     by_spread: dict[str, int | None] = {}
-    """Spread between tasks, 0, 0.1 and 0.2 -> the same number with it; empty for one task, or if a spread is given."""
+    """Spread between tasks (0, 0.1, 0.2) -> `episodes` with it; empty for one task, or if a spread is given."""
 
     def to_text(self) -> str:
         """Return the plan in sentences, one per line: the answer, and its assumptions."""
@@ -87,8 +88,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes of each policy and task that detects the difference.
 
     Raises:
-        SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, a
-            smaller share of pairs differs than the rates do, or a number is not a fraction from 0 to 1.
+        SafevlaError: the difference is too small to plan for or not above 0, the other rate would not be from 0 to 1,
+            `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
     base, difference = request.baseline, request.difference
@@ -149,18 +150,19 @@ def _percent(share: float) -> str:
 
 
 _SIMULATED_TASKS = 12
-"""Maximum number of tasks for which the power of sign flips is simulated; above, a t test's power is used."""
+"""Maximum number of tasks for which the power of sign flips is simulated; for more tasks, that of a t test is used."""
 _REPLICATES = 2000
 
 
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the differences of at least 2 tasks, by exact p-values (`flip_task_means`).
+    """Return the power of the sign-flip test of at least 2 tasks with exact p-values (`flip_task_means`).
 
-    Up to twelve tasks by simulation of normal sums rounded to whole episodes, deterministic in the arguments; with more
-    tasks, the power of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
-    episode of each policy on one task, `spread` the standard deviation of the true difference between tasks.
+    For up to twelve tasks the test is simulated, with normal sums rounded to whole episodes; equal arguments give equal
+    results. For more tasks the power is that of a t test. `episodes` is the number per policy and task. `variance` is
+    that of the difference between one episode of each policy on one task. `spread` is the standard deviation, between
+    tasks, of the true difference.
     """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
@@ -182,9 +184,10 @@ def _normal_draws(tasks: int) -> Floats:
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`.
+    """Return the power of McNemar's test with mid-p-values over n pairs, of which a share is `discordant`.
 
-    Exact: summed over the binomial number of discordant pairs, and the number of them that the first policy wins.
+    The policies differ in discordant pairs. The power is exact: a sum over the binomial number of these pairs, and over
+    the binomial number of them that the first policy wins.
     """
     from scipy.special import bdtr, bdtrik
 
@@ -192,7 +195,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
     many: Ints = np.arange(low, high + 1)
-    # The largest count of the rarer outcome that is significant among that many pairs; -1 = none.
+    # Number of discordant pairs -> the largest count of the rarer outcome that is still significant; -1 = none.
     fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
     mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
     fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)
@@ -201,9 +204,9 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number n that has the power while n - 1 does not; None if it is over about `most`.
+    """Return a number n that reaches the power while n - 1 does not; None if it is over about `most`.
 
-    Power may rise in steps, so that a slightly larger number may fall just short again.
+    Power does not rise steadily: a slightly larger number may fall just short of it again.
     """
     low, high = 0, 1
     while power_of(high) < power:

@@ -1,4 +1,4 @@
-"""Runs ordered by a number in their names, such as training steps: four metrics of each, and its gains.
+"""Runs ordered by a number in their names, such as training steps: four metrics of each run, and its gains.
 
 A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes if both ran them.
 """
@@ -38,7 +38,7 @@ GAINS = (SR, SAFETY)  # the metrics that are compared with the first run of the 
 
 @dataclass(frozen=True, slots=True)
 class SeriesLabel:
-    """The number in a run's name, and the text around it, which is the same in all runs of a series."""
+    """The number in a run's name, and the text before and after it, which all runs of a series share."""
 
     value: float
     before: str
@@ -46,19 +46,19 @@ class SeriesLabel:
 
     @property
     def series(self) -> str:
-        """The name of the series: the run's name with dots for the number; empty if there is only the number."""
+        """The name of the series: the run's name with `…` for the number; empty if the name is only a number."""
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
     def is_training(self) -> bool:
-        """True if the name is only a number, or says that it counts training, as in `careful-step-1000`."""
+        """True if the name is only a number, or says that the number counts training, as in `careful-step-1000`."""
         return not self.series or bool(_BEFORE.search(self.before) or _AFTER.search(self.after))
 
 
 def read_label(name: str) -> SeriesLabel | None:
     """Return the last number of a name and the text around it; None for a name without a number.
 
-    `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
+    `k` and `M` after the number mean thousands and millions. A minus sign counts only if the name is only a number.
 
     >>> read_label("careful-step-20k")
     SeriesLabel(value=20000.0, before='careful-step-', after='')
@@ -82,9 +82,9 @@ def _parse_number(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """One run: its `NUMBERS`, each with its own 95 % interval, and its gains over the first run.
+    """One run: the metrics `NUMBERS`, each with a separate 95 % interval, and its gains over the first run.
 
-    The intervals of gains hold simultaneously for all gains of their curve.
+    The intervals of all gains of a curve hold simultaneously.
     """
 
     label: float
@@ -92,7 +92,7 @@ class SeriesPoint:
     n: int  # episodes that ran to their end
     numbers: Mapping[Metric, Rate | Mean]
     gains: Mapping[Metric, Difference]
-    """Gains of SR and Safety; none for the first run, and none if the two cannot be compared."""
+    """Gains of SR and Safety; empty for the first run, and if the run cannot be compared with the first."""
 
     @property
     def name(self) -> str:
@@ -100,21 +100,21 @@ class SeriesPoint:
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Page's test of one metric over checkpoints in their order, on initial states that all finished."""
+    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of them finished."""
 
     metric: str
     states: int
     correlation: float
-    """The mean over states of Spearman's rank correlation with the order: above 0 if the metric rises."""
-    p_adjusted: float  # two-sided; for SR and Safety together (Holm)
-    unknown: int = 0  # planned episodes without a value; states in which any checkpoint has one are left out
+    """Spearman's rank correlation of the metric with the order, mean over states: above 0 if the metric rises."""
+    p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
+    unknown: int = 0  # planned episodes without a value; the test leaves them out at every checkpoint
     p_at_worst: float | None = None
-    """`p_adjusted` if each of these counted against the trend, 1 if that reversed it; null if all are known."""
+    """`p_adjusted` if each unknown episode counted against the trend, 1 if they reverse it; null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCurve:
-    """The runs of one series in one suite, or in all pooled (None), by ascending label."""
+    """The runs of one series, by ascending label, in one suite or in all suites pooled (`suite` None)."""
 
     series: str
     suite: str | None
@@ -126,7 +126,7 @@ class SeriesCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """Curves by suite, then pooled for a series with several; `warnings` are sentences to show with them."""
+    """The curves of each suite, then the pooled ones of series with several suites; `warnings` are sentences."""
 
     curves: tuple[SeriesCurve, ...]
     warnings: tuple[str, ...] = ()
@@ -137,24 +137,24 @@ class SeriesComparison:
 
     @property
     def suites(self) -> tuple[str | None, ...]:
-        """The suites, then None for all pooled if some series has several."""
+        """The suites, followed by None (all suites pooled) if some series has several."""
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
-        """Return the curves of one suite (None: of all pooled), in order of the series; [] if there are none."""
+        """Return the curves of one suite (None = all suites pooled), in order of the series; [] if there are none."""
         return [curve for curve in self.curves if curve.suite == suite]
 
     @property
     def pooled(self) -> SeriesComparison:
-        """The comparison with only the last curve of each series: that of all its suites, or of its only suite."""
+        """The comparison with only one curve of each series: that of all its suites pooled, or of its only suite."""
         return replace(self, curves=tuple({curve.series: curve for curve in self.curves}.values()))
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return, in order, the results named as checkpoints of a training with at least two checkpoints; [] if none.
+    """Return, in the given order, the results named as checkpoints of a series of at least two; [] if none.
 
-    A name counts if it is only a number, or the number counts training (`step-1000`). Other numbers may mean anything,
-    such as a version.
+    A name is that of a checkpoint if it is only a number, or says that the number counts training (`step-1000`). Other
+    numbers may mean anything, such as a version.
     """
     labels = [read_label(result.name) for result in results]
     sizes = Counter(label.series for label in labels if label and label.is_training)
@@ -165,11 +165,11 @@ def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 def compare_series(
     results: Sequence[PolicyResults], *, intervals: IntervalMethod = "default", protocols: Protocols = ()
 ) -> SeriesComparison:
-    """Order runs by the numbers in their names, and compare each with the first of its series.
+    """Order runs by the numbers in their names, and compare each run with the first of its series.
 
-    The text around the number identifies the series. `intervals` are those of mean severities. If any of the sources'
-    `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a series of one run, a
-    duplicate label, or a series in which no run shares a task with its first.
+    The text around the number identifies the series. `intervals` is the method for the intervals of mean severities. If
+    any of the sources' `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a
+    series of one run, a duplicate label, or a series in which no run has a task in common with the first run.
     """
     groups = _group_by_series(results)
     suites = {name: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
@@ -237,10 +237,10 @@ def _make_curve(
 
 
 def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
-    """Yield the trends of SR and Safety over runs in their order; none for fewer than three, or without pairs.
+    """Yield the trends of SR and Safety over ordered runs; none for fewer than three runs, or if they cannot be paired.
 
-    Seeds of an initial state are averaged. Episodes without a value are left out, and then set to their worst: in the
-    later half of the checkpoints as bad if the metric rises, in the others as good.
+    Seeds of an initial state are averaged. Each test leaves episodes without a value out. A second test counts them
+    against the trend: if the metric rises, those in the later half of the checkpoints are bad, and the others good.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -306,7 +306,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
 
 
 def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
-    """Return the trends over policies that are all checkpoints of one training; [] for others."""
+    """Return the trends over the policies if all of them are checkpoints of one training; otherwise []."""
     ordered = find_series(results)
     labels = [label for result in ordered if (label := read_label(result.name))]
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
