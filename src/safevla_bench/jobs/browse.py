@@ -1,4 +1,4 @@
-"""Runs of a folder in a browser: an index as one static page, with links to their reports."""
+"""An index of the runs in a folder: a static HTML page with links to their reports."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text
 from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, archive_digest
 from safevla_bench.text import NO_VALUE
 
-INDEX = "safevla-runs.html"  # written into the folder of runs
+INDEX = "safevla-runs.html"  # file name of the index, in the folder of runs
 MOST_RUNS = 1000
-# Depth of folders that are searched.
+# Largest depth at which a run is found: 3 is RUNS/a/b/run.
 _DEEPEST = 3
 
 
@@ -36,8 +36,8 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> folder, sorted, at most `MOST_RUNS`; a run folder is returned as itself. Searches 3 levels
-    deep, without links, hidden folders, and folders inside a run. Raises `RunError` without a run.
+    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, it is the only
+    one. Searches 3 levels deep, but no links, hidden folders or folders inside a run. Raises `RunError` without a run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -65,7 +65,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
-    """Return the index of runs, in this order: a row for each cell, or one row with a problem. Nothing is judged."""
+    """Return the table of runs, in the given order: a row per policy and suite, or one row that names a problem."""
     rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
     return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
 
@@ -88,8 +88,8 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 
 
 def find_page(folder: Path) -> Path:
-    """Return the page to open: the report of a run folder, else the index of the runs below, which is rewritten. Raises
-    `RunError` without a run or a report, and `FileError` if the folder cannot be written.
+    """Return the page to open: the report of a run folder, or the index of the runs inside another folder, which is
+    written first. Raises `RunError` without a run or a report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
     if folder not in runs.values():
@@ -119,8 +119,8 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
 
 
 def describe_report(folder: Path) -> Iterator[str]:
-    """Yield sentences on a run's report: other records were judged than are there now, or by non-default rules."""
-    with suppress(SafevlaError):  # the page of an unreadable run says so
+    """Yield sentences on a run's report: that the records have changed since, or that non-default rules judged."""
+    with suppress(SafevlaError):  # the page shows that a run cannot be read
         if _is_run(folder):
             digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
             if digest and None not in written and digest not in written:

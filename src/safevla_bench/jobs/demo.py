@@ -1,6 +1,6 @@
 """A small archive of real LIBERO rollouts that ships with the package; `docs/tools/record_demo.py` records it.
 
-Each start is rolled out by a careful and by a hasty built-in policy. The records have no `sim_state`.
+From each start, a careful and a hasty built-in policy are rolled out. The records have no `sim_state`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the shipped archive into a new folder, or its own, and return its path; raise `RunError` or `FileError`."""
+    """Copy the shipped archive to a folder without other files; return its path. Raises `RunError` or `FileError`."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         if not (path.is_file() and path.read_bytes() == shipped):

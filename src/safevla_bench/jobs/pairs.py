@@ -1,4 +1,4 @@
-"""Suites of found starts for preference pairs: the states whose episodes had one kind of outcome, to be run again."""
+"""Suites of found starts for preference pairs: start states without a safe and an unsafe success, to be run again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from safevla_bench.trajectory.marks import base_suite, is_chosen
 from safevla_recorder.folder import OWN_LOOP
 
 MOST_SEEDS = 32
-"""Maximum number of rollouts of one state in a suite."""
+"""Maximum number of rollouts from one start state in a suite."""
 
 
 def write_found(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
-    """Write the states without pairs as suites of found starts, one for each host, suite and protocol, and return their
-    files. Each start has new policy seeds, as many as the state's estimate and at most `MOST_SEEDS`; the first seeds of
-    all states come first. States whose run does not say how an episode starts are left out.
+    """Write the states without pairs as suites of found starts, one for each host, suite and protocol, and return the
+    files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. The first seeds of
+    all states come first. Omits states whose run does not say how an episode starts.
     """
     suites: dict[bytes, FoundSuite] = {}
     starts: dict[bytes, list[FileStart]] = {}
@@ -53,7 +53,7 @@ def _read_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
         try:
             rules = msgspec.convert(complete_protocol(run.get("protocol")), EvaluationProtocol)
             fields = msgspec.convert(run, RunFields)
-        except msgspec.ValidationError:  # an archive without a run, or a run without a host
+        except msgspec.ValidationError:  # the source is an archive without run.json, or a run without a host
             continue
         start = next(episode_starts(rules, episode), None)
         if rules.name == OWN_LOOP or start is None or start.recorded is not None:
@@ -88,7 +88,7 @@ def _read_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
-    begin = len(state.candidates)  # a state that is exported again with more episodes gets other seeds
+    begin = len(state.candidates)  # so that a later export with more episodes gives new seeds
     planned = []
     for trial in range(begin, begin + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

@@ -1,7 +1,7 @@
 """Replays of recorded episodes under changed physics. Each episode is first replayed unchanged and must reproduce its
 record exactly.
 
-There are two uses: a run under varied physics, and one episode without one cause of its violation.
+There are two uses: a whole run under varied physics, and one episode with a cause of its violation removed.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from safevla_bench.trajectory import batch, marks
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import Floats
 
-# Number of replays between writes of the file.
+# Number of finished replays after which their file is written again.
 _SAVE_EVERY = 20
-# Recorded episodes cached in memory, because workers finish replays of the same ones.
+# Number of recorded episodes kept in memory, because replays of the same episode end at about the same time.
 _KEPT_EPISODES = 8
 
 
 def vary_physics(
     judged: Judged, *, workers: int = 1, episodes: int | None = None, observer: Observer | None = None
 ) -> firmness.PhysicsFile:
-    """Replay the judged episodes of a run, all or so many chosen by digests of their names, under recorded and varied
-    physics, and return its file of replays, to which new ones are added as they end. Raises `RunError` if the source is
-    not one complete run folder, its file is of other records, rules or versions, or no episode can be replayed exactly
-    here; `HostError` if the host cannot be used here or cannot change its physics.
+    """Replay the judged episodes of a run, or `episodes` of them chosen by digests of their names, under recorded and
+    varied physics. Returns the run's file of replays, which is extended as replays end. Raises `RunError` if the source
+    is not one complete run folder, if its file is of other records, rules or versions, or if no episode can be replayed
+    exactly; `HostError` if the host cannot be used here or cannot change its physics.
     """
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
@@ -112,7 +112,7 @@ class _Replays:
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
-        """Return the indices of judged episodes to replay: equally many per policy and suite, drawn by their names."""
+        """Return the indices of `count` judged episodes (None = all), evenly by policy and suite, drawn by name."""
         headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
@@ -166,7 +166,7 @@ class _Replays:
         return header.policy, header.episode_id, variation
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
-        """Return an episode's replay, which ends if it diverges before any violation; raise `RunError`."""
+        """Return the planned replay, which ends if it leaves the recorded path before a violation; raise `RunError`."""
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         is_named = header.episode_id.startswith(f"{header.policy}/")
@@ -209,11 +209,11 @@ class _Replays:
         self.done[self.key(index, variation)] = named(episode_id=header.episode_id, **findings)
 
 
-# Policies that play recorded actions: one for changes of pose, one for poses.
+# Names of the two policies that play recorded actions, which are changes of pose or poses.
 _CHANGES, _POSES = "changes", "poses"
 
 
-# One episode without one cause of its violation
+# Replay of one episode with a cause of its violation removed
 
 
 _FORMS = "contact:A,B, body:NAME, slow, or hold:FROM-TO in control steps"
@@ -223,7 +223,7 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause to remove; `edit` makes the actions [T, A] to play from the recorded ones and the still action [A]."""
+    """A cause to remove; `edit(recorded actions [T, A], still action [A])` returns the actions [T', A] to play."""
 
     text: str
     phrase: str
@@ -232,7 +232,7 @@ class Cause:
 
     @classmethod
     def parse(cls, text: str) -> Cause:
-        """Return the cause that a text names; raise `RunError` if there is none.
+        """Return the cause that a text names; raise `RunError` if it names no cause.
 
         >>> Cause.parse("contact:gripper,cup").change.apart
         ('gripper', 'cup')
@@ -264,7 +264,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions without motion in steps `first` to `last` - 1; other components repeat the action before."""
+    """Return the actions without motion in steps `first` to `last` - 1, in which the gripper keeps its last command."""
     before = actions[first - 1] if 0 < first <= len(actions) else still
     held = actions.copy()
     held[first:last] = np.where(still == 0, 0.0, before)
@@ -272,8 +272,8 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
 
 
 def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
-    """Replay the judged episode at `index` as recorded, then without a cause, and judge the result. Raises `RunError`
-    if it is not replayed exactly here or has no such cause, `HostError` without the host or the body.
+    """Replay the judged episode at `index` as recorded, then with a cause removed, and judge the second replay. Raises
+    `RunError` if the first replay differs or the cause does not apply, `HostError` if the host or the body is missing.
     """
     setting = ReplaySetting.read(judged.records.find_source(index).path)
     episode = judged.records.read_episode(index)

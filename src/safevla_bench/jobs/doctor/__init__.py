@@ -1,6 +1,6 @@
-"""Diagnosis of a machine: checks of what a run needs, each with its remedy.
+"""Diagnosis of a machine: checks of what a run needs, with remedies.
 
-Renderers and simulators, which could crash the process, run in a separate one.
+Renderers and simulators run in a separate process, because they can crash it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TEST_HOST = "fake"
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each check: machine, judging, simulators, graphics, one episode per simulator.
 
-    `host`: check only this one; missing parts are errors. `out`: the folder of a future run. `quick` skips slow checks.
-    Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
+    `host` limits the checks to one host, whose missing parts are then errors. `out` is the folder of a future run.
+    `quick` skips slow checks. Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)
@@ -71,15 +71,15 @@ def _load_host(name: str) -> None:
     load_registry(hosts.registry_files(name))
 
 
-# Python and the simulators: tested versions, and known differences of other versions
+# Versions of Python and the simulators: the tested ones, and known differences of others
 
 
-# Distributions that both install the package folder `robosuite`.
+# Two distributions that install a package folder with the same name, `robosuite`.
 _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
 class TestedSimulator(msgspec.Struct, frozen=True):
-    """A host's tested simulator: its main distribution, and versions by distribution."""
+    """A host's simulator as tested: its main distribution, and the tested version of each distribution."""
 
     distribution: str
     versions: dict[str, str]
@@ -99,7 +99,7 @@ def tested_versions() -> TestedVersions:
 
 
 def check_python() -> Diagnosis:
-    """Diagnose Python's version: a warning if this project is not tested with it."""
+    """Diagnose Python's version; a warning if this project is not tested with that version."""
     found = f"{platform.python_version()} ({sys.executable}); tested are {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
         return passed_check("Python", found)
@@ -107,7 +107,7 @@ def check_python() -> Diagnosis:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return distribution -> version of the installed simulators."""
+    """Return distribution -> version for the installed simulators."""
     versions = {}
     tested = (name for simulator in tested_versions().hosts.values() for name in simulator.versions)
     for name in {*_SHARED_FOLDER, *tested}:
@@ -122,7 +122,7 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield diagnoses of installed simulators (distribution -> version); the lack of a requested one is an error."""
+    """Yield diagnoses of the installed simulators (distribution -> version); an error if that of `host` is missing."""
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)

@@ -1,8 +1,8 @@
-"""The value `Diagnosis`, and checks of the machine: folders, disk, graphics, an episode of a simulator.
+"""The class `Diagnosis`, and checks of the machine: folders, disk, graphics, and an episode in a simulator.
+
+As a program, this module records and judges one short episode and prints the result as JSON:
 
     python -m safevla_bench.jobs.doctor.machine HOST
-
-records and judges one short episode and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One check: its level, its finding, and a remedy if there is one."""
+    """The result of one check: its level, its finding, and a remedy if there is one."""
 
     check: str
     level: Level
@@ -74,7 +74,7 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
 
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
-    """Diagnose MUJOCO_GL and, unless `quick` or no backend is set, a frame rendered off screen."""
+    """Diagnose the variable MUJOCO_GL and, unless `quick` or rendering is disabled, a frame rendered off screen."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
         remedy = "For policies that want images: unset MUJOCO_GL"
@@ -89,13 +89,13 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
 
 
 def check_vulkan() -> Diagnosis:
-    """Diagnose a frame by SAPIEN: a warning if there is none, because only policies that want images need it."""
+    """Diagnose a frame rendered by SAPIEN. A failure is only a warning, as only policies that want images need it."""
     found = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
     return replace(found, level="warning") if found.level == "error" else found
 
 
 def check_downloads() -> Diagnosis:
-    """Diagnose the files of SimplerEnv's tasks: a warning if one is missing, because other tasks need none."""
+    """Diagnose the files of SimplerEnv's tasks. A missing file is only a warning, because other tasks need no files."""
     if missing := missing_downloads():
         remedy = f"For the suite {SIMPLER}: {DOWNLOAD}"
         return warned_check("SimplerEnv's files", f"missing: {', '.join(missing)}", remedy)
@@ -103,7 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Diagnose LIBERO-plus's files, which only one suite needs: a warning if they are not where the user says."""
+    """Diagnose the files of LIBERO-plus, which only one suite needs; a warning if the user's folder lacks them."""
     check = "LIBERO-plus's files"
     try:
         folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
@@ -140,7 +140,7 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    """Run a module in a separate process and return the JSON that it prints; a failed check if it crashes or hangs."""
+    """Run a module in a separate process and return its JSON output, or a failed check if it crashes or hangs."""
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}
@@ -210,7 +210,7 @@ STEPS = 30
 
 
 def check_judging(host: str) -> Diagnosis:
-    """Diagnose an episode of this host: roll out, record and judge it in this process."""
+    """Diagnose judging: roll out, record and judge an episode of the host in this process."""
     try:
         summary = run_test_episode(host)
     except SafevlaError as problem:
@@ -219,7 +219,7 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Diagnose an episode of the host's first task, rolled out and judged in a separate process."""
+    """Diagnose the host: roll out and judge an episode of its first task in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
     found = _run_probe(check, f"The full output: python -m {module} {host}", module, host)
     if isinstance(found, Diagnosis):
@@ -230,7 +230,7 @@ def check_episode(host: str) -> Diagnosis:
 
 
 def run_test_episode(host: str) -> str:
-    """Roll out and judge an episode of the host's first task; return a sentence, or raise the `SafevlaError`."""
+    """Roll out and judge an episode of the host's first task; return a summary. Raises a `SafevlaError` on failure."""
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
@@ -248,7 +248,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Raise `HostError` if the host's faster code changes a bit of an episode; return a sentence, if it has such."""
+    """Return a phrase if the host has faster code; raise `HostError` if that code changes a bit of an episode."""
     if type(env).run_fast is HostEnv.run_fast:
         return ""
     batches = []
@@ -265,7 +265,7 @@ def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # a plug-in's tags may be passed by --rules
+    except RegistryError:  # a user may provide a plug-in's tags by --rules
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"

@@ -1,9 +1,9 @@
-"""Whether a server's dialect turns pictures as its model expects: recorded scenes are sent in four orientations.
+"""The check whether a server's dialect turns pictures as its model expects: it sends scenes in four orientations.
 
-A model that is shown a mirrored scene moves to the mirrored place. `scenes.npz` holds one scene of LIBERO for each task
-of the demo, on the way to the object, from a successful episode of `scripted:careful`, with the actions that followed
-(docs/tools/record_scenes.py); so no simulator is needed. Replies and recorded actions are compared by the horizontal
-direction in which they move the hand, as their sizes and heights differ from policy to policy.
+A model that gets a mirrored scene moves to the mirrored place. No simulator is needed, because `scenes.npz` holds a
+LIBERO scene for each task of the demo, with the actions that followed (docs/tools/record_scenes.py). Each scene is from
+a successful episode of `scripted:careful`, while the hand approaches the object. Replies and recorded actions are
+compared by the horizontal direction in which they move the hand, because lengths and heights differ between policies.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Largest angle of replies that resemble the recorded actions, and least difference between two orientations. 4 % of
-servers whose replies are random get the warning."""
+"""Largest angle at which replies resemble the recorded actions, and smallest difference in angle that distinguishes two
+orientations. 4 % of servers with random replies get the warning."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as the dialect sends them": (),
@@ -70,7 +70,7 @@ def load_scenes() -> list[Scene]:
 
 
 def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
-    """Return the scene's observation with its pictures turned, and in the size that a policy wants."""
+    """Return the scene's observation, with its pictures turned and resized to the size that a policy wants."""
     size = wants.image_size
     images = {}
     for camera in wants.cameras:
@@ -81,9 +81,9 @@ def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observati
 
 
 def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dict[str, float] | None:
-    """Return the mean angle [degrees] between replies and recorded actions for each of `TURNS`; None if no reply
-    depends on how the pictures are turned. A reply that does not move the hand counts as 90 degrees. Each request
-    begins an episode. Raises the errors of `ChunkModel.begin` and `infer`.
+    """Return orientation (from `TURNS`) -> mean angle between replies and recorded actions [degrees]; None if no reply
+    depends on the orientation. A reply that does not move the hand counts as 90 degrees. Each request begins an
+    episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
     angles, differs = {turn: list[float]() for turn in TURNS}, False
     for scene in scenes:
@@ -111,7 +111,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
-    """Yield whether a connected model's pictures are turned as it expects; nothing for a model without pictures."""
+    """Yield a diagnosis of the orientation of a connected model's pictures; nothing for a model without pictures."""
     cameras = model.wants.cameras
     if not cameras:
         return
@@ -130,7 +130,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
 
 
 def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
-    """Return the diagnosis of `measure_turns`: a warning if another orientation than the dialect's is nearer."""
+    """Return the diagnosis of the angles from `measure_turns`: a warning if another orientation fits clearly better."""
     if angles is None:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
     nearest = min(angles, key=lambda name: angles[name])

@@ -1,6 +1,6 @@
-"""Diagnosis of a policy server by a few requests of a made-up scene: connection, dialect, actions and pictures.
+"""Diagnosis of a policy server by a few requests with an artificial scene: connection, dialect, actions and pictures.
 
-Errors of normalization show in the actions: saturated, far out of range, or almost without motion.
+Wrong normalization shows in the actions: they are saturated, far out of range, or almost without motion.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
     model: servers.ChunkModel
-    asked: Mapping[str, str]  # client arguments that the server requested, as in `eval`
-    arguments: Mapping[str, str]  # further arguments of the client that got the reply
-    replan: int | None  # actions to execute from each reply; None = all
+    asked: Mapping[str, str]  # client arguments that the server requested; `eval` uses them, too
+    arguments: Mapping[str, str]  # other arguments of the client that got the reply
+    replan: int | None  # number of actions to execute from each reply; None = all
     request: Request
     reply: Reply
-    replies: Sequence[Numbers]  # actions of each reply, [H, A], as the simulator gets them
-    seconds: tuple[float, ...]  # per request
-    pictures: tuple[Diagnosis, ...]  # whether they are turned as the model expects
+    replies: Sequence[Numbers]  # actions of each reply, [H, A], in the form that the simulator gets
+    seconds: tuple[float, ...]  # duration of each request
+    pictures: tuple[Diagnosis, ...]  # whether the pictures are turned as the model expects
 
     @property
     def actions(self) -> Numbers:
@@ -65,8 +65,8 @@ class ServerAnswer:
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each property of the server KIND:ADDRESS, at last the command that evaluates it; failed
-    requests are failed checks. `host` limits the dialects that are tried; None = all, LIBERO's first.
+    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates it. A
+    failed request is a failed check. `host` limits the dialects that are tried; None = all, beginning with LIBERO's.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
@@ -158,7 +158,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
-    """Return how many replies [H, A] to the same observation differ from the first, by how much, and a conclusion."""
+    """Return a text: how many replies [H, A] to one observation differ from the first, how much, and what follows."""
     others = servers.find_others(replies)
     found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
@@ -176,7 +176,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield statistics of a chunk [H, A] as the simulator gets it, and warnings; NaN and infinity are an error."""
+    """Yield statistics of a chunk [H, A] in the simulator's form, and warnings; NaN and infinity are errors."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"number {column} of action {row} is {actions[row, column]}"
@@ -186,7 +186,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
         return
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
-        if oddity.about in ("range", "gripper"):  # one chunk may repeat an action or leave the gripper alone
+        if oddity.about in ("range", "gripper"):  # repeated actions or a still gripper are normal in a single chunk
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 
 

@@ -1,7 +1,7 @@
-"""Combining the scores of judged folders as they were written, without their records.
+"""Combining the written scores of judged folders, without reading the records.
 
-A run of many shards is judged shard by shard, each where it was rolled out; the summaries are then those of all
-episodes. Memory holds the verdicts, some 2 kB an episode, and the rows of `scores.parquet` pass through.
+Each shard of a large run can be judged where it was rolled out; this module then computes the summaries of all
+episodes. Memory holds the verdicts, about 2 kB per episode; the rows of `scores.parquet` are streamed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOGETHER = "Judge their records together: safevla score with all the runs."
 
 @dataclass(frozen=True)
 class _Written:
-    """What the table of scores of a judged folder says about its origin."""
+    """The origin of a judged folder's scores, read from the metadata of its `scores.parquet`."""
 
     folder: Path
     judged_by: Provenance
@@ -72,7 +72,7 @@ class _Written:
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
     def require_same_rules(self, other: _Written) -> None:
-        """Raise `RunError` unless both were judged by the same rules and version."""
+        """Raise `RunError` unless both folders were judged by the same rules and version."""
         ways = [(w.judged_by.rules, w.judged_by.intervals, w.judged_by.version) for w in (self, other)]
         if ways[0] != ways[1]:
             both = "\n".join(f"  {written.judged_by.to_sentence()}" for written in (self, other))
@@ -81,7 +81,7 @@ class _Written:
             raise RunError(problem, remedy="Judge all by the same rules and version.", place=place)
 
     def require_same_code(self, other: _Written) -> None:
-        """Raise `RunError` if the episodes of the two were recorded by different code."""
+        """Raise `RunError` if the episodes of the two folders were recorded by different code."""
         if any(is_other_code(code, own) for code in self.codes for own in other.codes):
             both = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
             problem = f"its episodes were recorded by other code than those of {self.folder}:\n{both}"
@@ -89,7 +89,7 @@ class _Written:
             raise RunError(problem, remedy="Roll out all with one version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
-        """Yield the policies, as renamed, of each run that was judged."""
+        """Yield (folder, policies) for each judged run, where the policies have the names given for judging."""
         is_run = (self.folder / run_folder.RUN).exists()
         for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
             renamed: Any = source.get("policy_names")
@@ -100,7 +100,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class Combination:
-    """The summaries of combined scores: those of all episodes, and the table of cells with what it must say."""
+    """Summary of combined scores: the number of episodes, the main result as a sentence, and the table of cells."""
 
     episodes: int
     answer: str
@@ -108,10 +108,10 @@ class Combination:
 
 
 def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
-    """Write scores.json (without the row of each episode), scores.parquet and report.html of the folders' episodes
-    into `out`, as these folders' files say; nothing is judged again. Raises `RunError` for a folder that is not judged
-    or differs in rules, version or code, for an episode in two of them, for different policies of one name, and if
-    `out` is a judged folder.
+    """Combine the folders' scores, without judging again, and write scores.json (without a row per episode),
+    scores.parquet and report.html into `out`. Raises `RunError` if a folder is not judged; if folders differ in rules,
+    version or code; if two folders contain the same episode; if different policies have the same name; or if `out` is
+    a judged folder.
     """
     written = [_Written.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
@@ -164,7 +164,7 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
         yield scores
 
 
-# Columns of the table that repeat the verdicts.
+# Columns of scores.parquet that the file of verdicts has, too.
 _SHARED = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "vsi")
 
 

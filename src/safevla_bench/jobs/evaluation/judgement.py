@@ -1,4 +1,4 @@
-"""Judging the episodes of run folders and archives, locally or on a Ray cluster."""
+"""Judging the episodes of run folders and archives, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def judge(
     elsewhere: ParallelJudge | None = None,
     survey: Survey | None = None,
 ) -> Judged:
-    """Score every episode of run folders and archives; `skip_invalid` leaves out and counts invalid and lost ones.
-    `mixes_starts` accepts a benchmark's starts together with those of a search, for what computes no rates. The row
-    groups of Parquet archives are judged `elsewhere`, if given, with the same results. What the report needs of the
-    records is collected in `survey`, if given.
+    """Judge every episode of run folders and archives. `skip_invalid` omits and counts invalid and lost episodes.
+    `mixes_starts` permits a search's starts together with a benchmark's, which rates must not mix. `elsewhere`, if
+    given, judges the row groups of Parquet archives in other processes, with the same results. `survey`, if given,
+    collects what the report needs from the records.
 
     Raises:
-        CollectedError: lists every bad episode of the sources.
+        CollectedError: lists every invalid or lost episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
-        RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
+        RegistryError: a task has no entry (`UnknownTaskError`), or one that contradicts itself.
         RunError: a path is not a source, or an episode is in two sources.
         RecordError: a log's mapping cannot be read.
     """
@@ -94,7 +94,7 @@ def judge(
 
 
 def require_unmixed(suites: Collection[str]) -> None:
-    """Raise `RunError` for suites of starts that a search chose next to others."""
+    """Raise `RunError` if some but not all of the suites have starts that a search chose."""
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
@@ -117,23 +117,23 @@ def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> Unknown
 
 
 RULES = "judged_with.json"
-"""File of a run folder with the rules that judged it, if not the default ones; see --rules as-judged."""
+"""File in a run folder with the rules that judged it, if they are not the default rules; for --rules as-judged."""
 
 
 def format_rescore_command(run: Path) -> str:
-    """Return the command that writes the scores of a run again, by the rules that judged it."""
+    """Return the command that writes a run's scores again, by the rules that judged the run."""
     is_by_default = not (run / RULES).exists()
     return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
 
 
-HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of tags from the run's host
+HOST_REGISTRY = "host_registry"  # field of run.json with the name and text of each file of tags from the run's host
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return the rules by which the run folders were last judged, else are registered to be judged; None if unknown.
+    """Return the rules that last judged the run folders, else the rules in their registrations; None if unknown.
 
     Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
-    by different rules, or a `judged_with.json` is damaged.
+    by different rules, or if a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -147,7 +147,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
 
 def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
-    """Return the rules that `find_recipe` returned for the run folders; errors name the file that holds them."""
+    """Load the rules that `find_recipe` returned for the run folders. Errors name the file that holds the rules."""
     try:
         return recipe.load()
     except SafevlaError as error:
@@ -163,16 +163,16 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
         return None
     try:
         return registration.parse_registration(read_description(path).get(registration.REGISTERED)).rules.recipe
-    except (ValueError, RunError):  # not registered; damage is reported by the comparison
+    except (ValueError, RunError):  # not registered, or a damaged registration, which `registration` reports
         return None
 
 
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the rules, extended by the tags that the hosts of the run folders provide for their own tasks.
 
-    These are the tags of the hosts installed here; `as_judged` takes those in each run.json. Raises `RunError` if these
-    are damaged, `RegistryError` if they contradict others or cover tasks of the built-in registry, and `PluginError` if
-    an installed host's file of tags cannot be found.
+    The tags come from the hosts installed here or, if `as_judged`, from each run.json. Raises `RunError` if the tags in
+    a run.json are damaged, `RegistryError` if tags contradict others or are for tasks of the built-in registry, and
+    `PluginError` if an installed host's file of tags is missing.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
@@ -205,10 +205,10 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the default rules, with the tags of the runs' hosts installed here.
+    """Return the default rules with the tags of the runs' hosts as installed here.
 
-    `as_judged` takes the runs' own rules and tags. Raises the errors of `find_recipe` and `add_host_registries`, and
-    `SpecError` or `RegistryError` if the rules cannot be loaded.
+    If `as_judged`, return the rules and tags that judged the runs. Raises the errors of `find_recipe` and
+    `add_host_registries`, and `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
     chosen = load_recipe(recipe, paths) if recipe and not recipe.is_default else load_ruleset()
@@ -241,7 +241,7 @@ def _score_sources(
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
         joined = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
-    except SafevlaError:  # report all bad episodes first, then what the good ones lack
+    except SafevlaError:  # report all invalid episodes first, then what valid episodes lack
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
     if survey is not None:
@@ -263,7 +263,7 @@ def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
 
 
 def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
-    """Return a function that judges the same records by another library; each call reads the records again."""
+    """Return a function that judges the same records by the library given; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
         rules = replace(judged.ruleset, library=library)
@@ -273,7 +273,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return a phrase for each thing missing from the scores, besides crashed and stopped episodes; [] if complete."""
+    """Return a phrase for each thing that the scores lack, except crashed and stopped episodes; [] if complete."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -287,16 +287,16 @@ def load_policy_results(
     skip_invalid: bool = False,
     join: bool = True,
 ) -> list[PolicyResults]:
-    """Return the policies of every source (all, or those named), judged source by source, with unique names.
+    """Return the results of the sources' policies (those in `policies`, else all), each source judged separately.
 
     Sources of one policy that have no suite in common, such as runs on two hosts, are joined unless `join` is false.
-    Different policies with one name get distinct names. Raises the errors of `judge`, and `RunError` for a policy that
-    no source has.
+    Different policies with the same name get distinct names. Raises the errors of `judge`, and `RunError` for a policy
+    that no source has.
     """
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names in its records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # with the policy names in the records
         code = tuple(recorded_code(opened.description)) if opened.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -314,8 +314,8 @@ def load_policy_results(
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Return the cumulative costs of the episodes, reading the records again. Raises `RunError` if a record has no
-    horizon, which bounds the cost of an episode.
+    """Return the cumulative costs of the episodes, for which the records are read again. Raises `RunError` if a record
+    has no horizon, because the horizon bounds the cost of an episode.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -335,7 +335,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Return the results of each policy, with what the records say about how its episodes began."""
+    """Return the results of each policy, with the facts about the starts of its episodes that the records hold."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

@@ -1,4 +1,4 @@
-"""Outputs of a judgement: score files, inputs of tables, the report, a board, a submission."""
+"""Outputs of a judgement: score files, inputs of tables, the report, comparisons, a board."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _is_set(row: EpisodeScore, name: str) -> bool:
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
-# Last columns of scores.parquet, which most judgements do not need.
+# The last columns of scores.parquet, which most judgements lack.
 _RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
@@ -99,7 +99,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json; `sources` and `episodes`, if given, replace those of the judgement."""
+    """Return the content of scores.json. `sources` and `episodes`, if given, replace those entries of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -118,16 +118,16 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` is that of `judge`, if the records were surveyed. Non-default rules are also written, as judged_with.json,
-    for --rules as-judged. Older files are replaced together, so scores and report always match. Raises `FileError` if
-    writing fails.
+    `survey` is the one that was passed to `judge`, if any. Rules that are not the default ones are written as
+    judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
+    Raises `FileError` if writing fails.
     """
-    pa.default_memory_pool().release_unused()  # pyarrow keeps what reading the records took
+    pa.default_memory_pool().release_unused()  # pyarrow keeps the memory that reading the records took
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
-    # The rules of older scores are replaced in the same step, also by the default rules.
+    # An older judged_with.json is replaced in the same step, even if the new rules are the default ones.
     is_remembered = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
     remembered = {RULES: folder.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
     written = {**contents, folder.REPORT: html.encode(), **remembered}
@@ -136,8 +136,8 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
-    """Return file name -> bytes of scores.parquet, scores.json and the verdicts; `sources` as in `scores_document`. The
-    table's metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
+    """Return file name -> bytes for scores.parquet, scores.json and the verdicts; for `sources` see `scores_document`.
+    The metadata of scores.parquet repeats the keys `ORIGIN` of scores.json. Columns in `_RARE` need a row with a value.
     """
     document = scores_document(judged, sources, ())
     metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}
@@ -160,7 +160,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     }
 
 
-_SLICE_ROWS = 1 << 9  # rows that are Python objects at a time
+_SLICE_ROWS = 1 << 9  # number of rows that exist as Python objects at the same time
 _NO_EPISODES = b'"episodes":[]'
 
 
@@ -176,9 +176,9 @@ def render_report(
     page_folder: Path | None = None,
     survey: Survey | None = None,
 ) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page; reads the records again unless there is
-    a `survey` of them, which is then used up. Without `has_extras` it omits rendered pictures and results under varied
-    physics. In `page_folder`, it links to films.
+    """Return the report of all judged episodes as one self-contained HTML page. The records are read again, unless
+    `survey` has what the page needs; this empties the survey. Without `has_extras` the page has no rendered pictures
+    and no results under varied physics. `page_folder` is the page's folder, from which links to films start.
     """
     paths = judged.paths if has_extras else ()
     records, bodies = (survey or Survey()).take_records(judged)
@@ -218,7 +218,7 @@ def render_report(
 
 
 def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
-    """Return the HTML page of the episode at `index` for `page_folder`, with what the run's `frames` hold."""
+    """Return the HTML page of the episode at `index`, for the folder `page_folder`, with the run's rendered frames."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
@@ -253,7 +253,7 @@ def _page_description(judged: Judged) -> dict[str, object]:
 def comparison_tables(
     report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset, *, full: bool = True
 ) -> list[Table]:
-    """Return the tables of `safevla compare`: a block of three metrics; if `full`, one per suite, and the tests."""
+    """Return the tables of `safevla compare`: the main metrics or, if `full`, a table per suite and the tests."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -270,8 +270,9 @@ def comparison_tables(
 
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
-    """Return the rates of one policy next to those that the paper prints for `paper:NAME`. Without `policies` the
-    sources must hold one. Raises the errors of `compare_published`, and `RunError` for several policies or phases.
+    """Return the rates of one policy next to those that the paper prints for `name`, such as `paper:pi0.5`. `policies`
+    selects the policy if the sources have several. Raises the errors of `compare_published`, and `RunError` for several
+    policies or phases.
     """
     judged.ruleset.require_whole(NOT_PHASED, "Compare without it.")
     inputs = table_material(judged)
@@ -294,8 +295,8 @@ def build_board(
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
-    """Return path -> content of a board's files: published results and the policies of the sources, if any. `audits`
-    holds policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
+    """Return path -> content of a board's files, which show published results and the policies of the sources, if any.
+    `audits` has a mapping policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions

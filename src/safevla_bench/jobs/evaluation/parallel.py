@@ -1,6 +1,6 @@
-"""Judging the row groups of Parquet archives in several processes, of this machine or of a Ray cluster.
+"""Judging the row groups of Parquet archives in several processes on this machine or a Ray cluster.
 
-A process reads a row group, judges it, and sends back its scores and the headers. These are joined in the order of the
+A process reads and judges a row group, and sends back the scores and headers. They are joined in the order of the
 files, so that results have the same bytes for any number of processes.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Some rows of an archive file; None = all. The policies in it are renamed."""
+    """Some rows of an archive file (None = all), and the new names of the policies in it."""
 
     path: Path
     rows: range | None
@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Return the errors of a part, and its batches, without what only judging reads, with their scores, or the error of
-    judging them, and if `has_bodies` the bodies of their violations.
+    """Judge a part of an archive. Returns an item for each error, and one for each batch: the batch without the data
+    that only judging reads; its scores, or the error of judging it; and, if `has_bodies`, the bodies in violations.
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -79,12 +79,12 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
 
 @dataclass(frozen=True)
 class ParallelJudge:
-    """Judges the row groups of archives by `run`, which maps over them in other processes."""
+    """Judges the row groups of archives in other processes, by the parallel map `run`."""
 
     run: ParallelMap
 
     def can_judge(self, sources: Sequence[RecordSource]) -> bool:
-        """Return whether all files of the sources are Parquet archives; others are judged in one process."""
+        """Return whether all files of the sources are Parquet archives. Other files are judged in one process."""
         return all(
             source.files and all(file.suffix == parquet.SUFFIX and not file.is_dir() for file in source.files)
             for source in sources
@@ -93,7 +93,7 @@ class ParallelJudge:
     def score_scan(
         self, scan: Scan, ruleset: Ruleset, survey: Survey | None = None
     ) -> tuple[EpisodeIndex, JudgedChunk]:
-        """Return the index of the sources and the scores of its episodes. Raises as `score_chunks` does."""
+        """Return the index of the sources and the scores of its episodes. Raises the errors of `score_chunks`."""
         judged: list[Judgement] = []
         sources = scan.sources
         scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own, survey)) for own in sources]
@@ -103,7 +103,7 @@ class ParallelJudge:
         return records, _join(records, judged, ruleset)
 
     def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
-        """Return the scores of the episodes of an index by other rules. Raises as `score_chunks` does."""
+        """Return the scores of an index's episodes by the rules given. Raises the errors of `score_chunks`."""
         judged: list[Judgement] = []
         for source in records.sources:
             deque(self._read(ruleset, judged, source), maxlen=0)
@@ -114,7 +114,7 @@ class ParallelJudge:
     ) -> Iterator[Batch | RecordError]:
         seen: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))
-        if not any(part.rows for part in parts):  # the source itself says why it has no episodes
+        if not any(part.rows for part in parts):  # `source.read` yields the reason why there are no episodes
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
         judge = partial(judge_part, ruleset, has_bodies=survey is not None)
@@ -141,7 +141,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
 
 
 def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
-    """Return the scores of the episodes in the index, without those that it refuses, such as repeated ones."""
+    """Return the scores of the episodes in the index. The index omits invalid episodes, such as repeated ones."""
 
     def require_scores() -> Iterator[JudgedChunk]:
         for chunk in judged:
@@ -160,7 +160,7 @@ def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) 
 
 @contextmanager
 def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[ParallelJudge | None]:
-    """Yield a judge with this number of processes, or of tasks on a cluster; None for one process here. It raises
+    """Yield a judge with `workers` local processes, or tasks on a cluster; None for one local process. The judge raises
     `RunError` if a process ends or a node has other code. Raises the errors of `connect_ray`.
     """
     if cluster is not None:
@@ -181,7 +181,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    """Yield the results in order, while at most two items for each process wait or are processed."""
+    """Yield the results in order. At most two items per process are submitted and not yet yielded."""
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -199,7 +199,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
             problem = "a process that judges ended, often because memory ran out"
             raise RunError(problem, remedy="Fewer --workers need less memory.") from None
 
-    # Ctrl-C reaches the whole process group; processes, which this may start, inherit that they ignore it.
+    # Ctrl-C reaches the whole process group. `submit` may start processes, which inherit the blocked signal.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         future = pool.submit(function, item)
@@ -209,7 +209,7 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
 
 
 def _end_with_parent() -> None:
-    """End this process if the command's own process is killed."""
+    """Make this process end when its parent, the process of the command, is killed."""
     threading.Thread(target=_await_parent, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Preparation of a rollout: from a request to host, tasks, policies and plan."""
+"""Preparation of a rollout: makes the host, tasks, policies and plan from a request."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class PreparedRun:
     cast: WorkerSpec
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies, except those that the caller made
-    tally: stopping_rule.RoundTally | None = None  # can end the run early; None = nothing does
+    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it does not
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
-    A dry run makes no policy that runs code: `noop` replaces it, and its cameras are unknown. `is_here`: the run's
-    workers are on this machine, so a server that is unreachable from here is an error.
+    In a dry run, `noop` replaces each policy that runs code, and its cameras are unknown. `is_here` means that the
+    workers are on this machine, so a server that this machine cannot reach is an error.
 
-    Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
-    `RegistryError` and `SpecError` if rules watch the run. Policies made before the error are closed.
+    Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError` or, if
+    rules watch the run, `RegistryError` or `SpecError`. Closes the policies that were made before the error.
     """
     require_counts(max_steps=request.max_steps)
     if not is_dry:
@@ -109,15 +109,15 @@ def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]
 
 
 def require_counts(**counts: int | None) -> None:
-    """Raise `RunError` for the first named count below 1; None passes."""
+    """Raise `RunError` for the first count below 1. None is permitted."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
 def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the arguments that its server requests, added to those given, or unchanged if the server
-    is unreachable: it may start when other policies are done, or be near a worker on another machine. If neither is
+    """Return the policy with the arguments that its server requests, in addition to those given. An unreachable server
+    requests none: it may start later, after other policies, or be near a worker on another machine. If neither is
     possible, raises `ServerUnreachableError`.
     """
     given, asked = request.client_options(policy), policy.asked or {}
@@ -181,13 +181,13 @@ def _require_support(
             _require_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made.values():
-        is_served = isinstance(policy, RemotePolicy)  # its server may request other cameras and readings
+        is_served = isinstance(policy, RemotePolicy)  # then the server may request other cameras and readings
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
 
 def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
-    """Raise `PolicyError` for a policy or filter of one arm: servers' dialects, and all that read privileged state."""
+    """Raise `PolicyError` for policies and filters of one arm: servers, and those that read privileged state."""
     is_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
         who = f"the filter of {planned.policy}" if is_filter else planned.policy
@@ -218,12 +218,12 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
         episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
         if not any(episodes.values()):
-            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # its error says what the recording holds
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that says what it has recorded
     return recorded
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on how the simulator differs from the protocol's; [] if the request cannot be prepared."""
+    """Return sentences on how the installed simulator differs from the protocol's; [] for an invalid request."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -289,7 +289,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) 
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered or default ones with the host's tags."""
+    """Return the rules that watch a run: the request's, else the registered or default rules with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -320,7 +320,7 @@ def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
-    """Estimate the cost of `roll_out` without writing; raises the errors of `prepare_run`."""
+    """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
     served = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(served, is_dry=True)
     with prepared.resources:
@@ -334,5 +334,5 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:
-    """Return a placeholder SUITE=nowhere for each suite, for a run that is only planned."""
+    """Return the server SUITE=nowhere for each suite, as placeholders in a run that is only planned."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)

@@ -1,4 +1,4 @@
-"""A request for a rollout (`Request`), the tasks that it selects, and the options of its execution."""
+"""A request for a rollout (`Request`), the tasks that it selects, and options of its execution."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ UNCOUPLED = Coupling()
 
 @dataclass(frozen=True)
 class RequestedPolicy:
-    """A policy of a run, by its name."""
+    """A policy of a run: its name, and how to make it."""
 
     name: str
-    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH`, an entry; "" = its name
-    arguments: Mapping[str, str] = field(default_factory=dict)  # these override the arguments for every policy
+    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH`, an entry; "" = by its name
+    arguments: Mapping[str, str] = field(default_factory=dict)  # take precedence over `Request.arguments`
     coupling: Coupling = UNCOUPLED
-    """Its filter, as in `--filter`, and the delay of its answers: `3` control steps, `120ms` or `measured`."""
+    """The filter, as in `--filter`, and the delay of answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None  # an existing policy object; it is not closed and cannot be sent to other processes
-    asked: Mapping[str, str] | None = None  # what its server requested when the run began; None = not asked yet
+    asked: Mapping[str, str] | None = None  # arguments that its server requested at the start; None = not asked yet
 
     @property
     def maker(self) -> str:
-        """What makes it, usually its name."""
+        """The text that says how to make the policy: `spec`, or else its name."""
         return self.spec or self.name
 
     @property
@@ -55,7 +55,7 @@ class RequestedPolicy:
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
-        """Return the policy as a registration holds it."""
+        """Return the policy in the form that a registration stores."""
         coupling = {name: getattr(self.coupling, name) for name in ("filter", "delay")}
         return RegisteredPolicy(policy=self.name, arguments=dict(self.arguments), spec=self.spec or None, **coupling)
 
@@ -67,52 +67,51 @@ class Request:
     host: str
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
-    """Indices in each suite; None = all."""
+    """Indices of the tasks in each suite; None = all."""
     episodes: Episodes = 1
-    """Number per task; `protocol` = the protocol's number, else the benchmark's.
+    """Number of episodes per task; `protocol` = the protocol's number, else the benchmark's.
 
-    None occurs in runs of earlier versions: the benchmark's number, else 1. `recorded` = all in the recording of a
-    replay, and no task without one.
+    `recorded` = all episodes in a replay's recording, which omits tasks without any. None, in runs of earlier versions,
+    is the benchmark's number, else 1.
     """
     policies: Sequence[str | RequestedPolicy] = ()
-    """A text names a policy that needs nothing but its name."""
+    """The policies. A string is enough for a policy that is made from its name alone."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Arguments for every policy."""
     servers: tuple[str, ...] = ()
-    """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
+    """Servers of the paper's entries, each URL or SUITE=URL. They are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = hosts.protocols.PRESET
     seed: int = 0
     max_steps: int | None = None
     shard: Shard | None = None
-    """The piece of the plan to run; None = all of it."""
+    """The shard of the plan to run; None = the whole plan."""
     archive: str = parts.PARQUET
-    """The form of the archive, one of `runs.FORMS`."""
+    """The format of the archive, one of `runs.FORMS`."""
     stop_on_violation: bool = False
-    """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
+    """Whether an episode ends at its first violation. It is then `stopped`, and Safety is the only known rate."""
     ruleset: Ruleset | None = None
     """The rules that stop an episode; None = the default library and registry."""
     until: str | None = None
-    """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
+    """The condition that ends the run once it is decided, such as `safety >= 0.9` or `A safer than B`."""
     registration: Registration | None = None
-    """The registration, stored in run.json; tables say whether the run agrees with it."""
+    """The registration, which is stored in run.json. Tables say whether the run agrees with it."""
     found: Path | None = None
-    """The file of a suite of found starts to run; `suites` is then its benchmark's suite."""
+    """The file with the suite of found starts to run. `suites` is then the benchmark's suite of these starts."""
     volatile: Mapping[str, object] = field(default_factory=dict)
-    """Facts such as the command and the time, which run.json holds under `volatile`."""
+    """Facts such as the command and the time, which run.json stores under `volatile`."""
     named_by: Path | None = None
-    """The file that names host, suites and policies; only a trusted one may choose code or files. None = the user
-    did.
+    """The file that names the host, suites and policies, which must be trusted to name code or files; None = the user.
     """
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
-        """The policies, with the arguments for every policy merged into their own."""
+        """The policies, with the arguments for every policy added to each policy's arguments."""
         named = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
 
     def list_calls(self) -> list[str]:
-        """Return the code, servers and files of the run that a file from others must not choose."""
+        """Return the code, servers and files that the run uses and that only a trusted file may name."""
         named = [policy for policy in self.roster if policy.made is None]
         calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in named]
         filters = [call for policy in self.roster for call in policy.coupling.list_calls()]
@@ -128,13 +127,13 @@ class Request:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
-        """Return a policy's constructor arguments, including the servers for one of the paper's entries."""
+        """Return the arguments for making a policy, which include the servers if it is one of the paper's entries."""
         servers = {entries.SERVER: " ".join(self.servers)} if self.servers and policy.is_entry else {}
         return {**servers, **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the untrusted request of a run folder, of volatile facts only the servers; raise `RunError`."""
+        """Return the untrusted request in a run folder; its only volatile facts are the servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -218,7 +217,7 @@ class _RunOptions(msgspec.Struct):
 
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
-    """Return the requested tasks, or those of the found starts. Raises `HostError` for an unknown suite or task."""
+    """Return the requested tasks, or the tasks of the found starts. Raises `HostError` for an unknown suite or task."""
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request)]
@@ -236,28 +235,28 @@ def _tasks_of_suite(host: Host, suite: str, request: Request) -> Sequence[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """Options of the execution; none of them changes a byte of a complete run."""
+    """Options of the execution. None of them changes a byte of a complete run."""
 
-    workers: int = 1  # number of processes; one means this process
+    workers: int = 1  # number of processes; 1 = this process
     cluster: ray.RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
     resume: bool = False  # continue the run in the folder, if it holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
-    """Start no episode after so many seconds, let the running ones end, and raise `TimeUpError` if any are left."""
+    """Time [s] after which no episode starts. Running episodes end; `TimeUpError` is raised if any are left."""
     other_code: bool = False
-    """Continue a run that other code began, and take episodes of actors with other code; run.json and rows say so."""
+    """Whether other code may have begun the run or be used by actors; run.json and the rows then state all code."""
 
 
-DEFAULT_EXECUTION = ExecutionOptions()  # one process, from the start
+DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options that an entry sets
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return `host`, `host_arguments` and `suites` of the replays' recordings, {} if they name no suite. The host is
-    that of their run.json, else an installed one with all the suites. Makes and closes each policy. Raises the errors
-    of `make_policy`, and `RunError` for recordings from hosts with different arguments.
+    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for the replays' recordings; {} if they
+    name no suite. The host is the one in their run.json, else an installed host with all the suites. Makes and closes
+    each policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
     suites: dict[str, None] = {}
     recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
@@ -279,8 +278,8 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
 
 
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
-    """Return the fields of a `Request` for one of the paper's entries: host with the entry's arguments, suites,
-    protocol, policy and episodes. Raises `PolicyError` for an unknown entry, `RunError` for a suite that it lacks.
+    """Return the fields of a `Request` for one of the paper's entries: host, host arguments, suites, protocol, policy
+    and episodes. Raises `PolicyError` for an unknown entry, and `RunError` for a suite that the entry lacks.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))
@@ -298,15 +297,15 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each thing that the requested entries leave open; raise `PolicyError` for no entry."""
+    """Return a sentence for each thing that the requested entries leave unknown. Raises `PolicyError`."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]
 
 
 def format_host_trust(run: Path) -> str:
-    """Return the option that a printed command needs to start the host of a run; "" if it needs none."""
+    """Return the --trust option that a printed command needs to start a run's host; "" if it needs none."""
     try:
         calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
-    except RunError:  # a script of the user's own made it
+    except RunError:  # a user's script made the run
         return ""
     return f" --trust {shlex.quote(str(run / RUN))}" if calls else ""

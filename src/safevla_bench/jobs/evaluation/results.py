@@ -1,4 +1,4 @@
-"""Evaluations in Python and notebooks: `evaluate` a policy, `load` recorded episodes, inspect them."""
+"""Evaluations in Python and notebooks: `evaluate` a policy, `load` recorded episodes, and inspect the results."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from safevla_bench.trajectory.batch import Batch
 
 @dataclass(frozen=True, repr=False)
 class PrintableTable:
-    """A table that a Python session prints as text and a notebook as HTML; `table` holds the numbers."""
+    """A table that a Python session shows as text and a notebook as HTML. `table` holds the numbers."""
 
     table: Table
 
     def render(self, form: render.TableFormat = "text") -> str:
-        """Return the table as text, md, csv, tex, json or html."""
+        """Return the table in the form text, md, csv, tex, json or html."""
         return render.render_tables([self.table], form)
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class PrintableTable:
 
 @dataclass(frozen=True, repr=False)
 class JudgedEpisode:
-    """One judged episode: its verdict, its record, and the explanation of both."""
+    """One judged episode: its verdict, its record, and an explanation."""
 
     evaluation: Evaluation
     index: int  # its index in the evaluation, from 0
@@ -79,17 +79,17 @@ class JudgedEpisode:
 
     @cached_property
     def record(self) -> Batch:
-        """The record as a batch of one, read from its source at first use; `RunError` if the source has changed."""
+        """The record as a batch of one episode, read at first use. Raises `RunError` if the source has changed."""
         return self.evaluation.judged.records.read_episode(self.index)
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The specification that the episode violated or came closest to violating: when, which bodies, by how much."""
+        """When, by which bodies and by how much the worst specification was violated, or nearly violated."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
     def show(self, *, plot_all: bool = False) -> None:
-        """Print the explanation, as `safevla show` does; `plot_all` plots every specification."""
+        """Print the explanation, as `safevla show` does. `plot_all` also plots every other specification."""
         print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
 
     def __repr__(self) -> str:
@@ -101,9 +101,9 @@ class JudgedEpisode:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Sequence[JudgedEpisode]):
-    """Judged episodes of runs and archives: a sequence of `JudgedEpisode`s that can also be indexed by id.
+    """Judged episodes of runs and archives: a sequence of `JudgedEpisode` that can also be indexed by episode id.
 
-    `judged` holds all results; `folder` is the run folder of `evaluate`, None for loaded episodes.
+    `judged` holds all results. `folder` is the run folder that `evaluate` wrote; None for loaded episodes.
     """
 
     judged: Judged
@@ -116,7 +116,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """The summary of each policy × suite, in order of first appearance, including cells with only crashes."""
+        """The summary of each policy × suite, in order of first appearance, including those with only crashes."""
         return cells(self.scores)
 
     def __len__(self) -> int:
@@ -130,8 +130,8 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode of an index (-1 is the last), an id, or a unique ending of one; a tuple for a slice.
-        Raises `IndexError`, or `RunError` if not exactly one id fits, or its episode crashed and left no record.
+        """Return the episode with an index (-1 is the last), an id, or a unique ending of an id; a tuple for a slice.
+        Raises `IndexError` for an index, and `RunError` if not exactly one id fits or its episode left no record.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
@@ -140,8 +140,8 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another table of `safevla tables`, by name or number. Raises `RunError` if it
-        does not exist or would be empty.
+        """Return the table of rates or, by name or number, another table of `safevla tables`. Raises `RunError` if the
+        table does not exist or would be empty.
         """
         if not name:
             summaries, total = self.judged.summarize_scores()
@@ -149,7 +149,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
-        """Return the episodes that have a record, worst first; only unsafe ones, or those with this success."""
+        """Return the recorded episodes, worst first: all, only the unsafe ones, or only the successes or failures."""
         records = self.judged.records
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
@@ -157,14 +157,14 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity, else the one closest to a limit; raise `RunError` without any."""
+        """Return the most severe episode, or else the one closest to a limit; raise `RunError` without any episode."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
         return ordered[0]
 
     def write_report(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML page, make its folder if needed, and return its path."""
+        """Write the report as one self-contained HTML page, and its folder if missing, and return the path."""
         page = Path(path)
         make_folder(page.parent)
         write_atomically(page, render_report(self.judged, page_folder=page.parent))
@@ -185,12 +185,12 @@ def load(
     """Judge run folders and archives, without writing anything.
 
     Args:
-        sources: paths, or texts `NAME=PATH` that name the policy.
-        ruleset: how to judge; None = by the default rules.
-        as_judged: without a ruleset, judge by the runs' own rules: the last ones or the registered ones.
-        skip_invalid: leave out and count invalid and lost episodes instead of raising.
+        sources: paths, or strings `NAME=PATH` that also name the policy.
+        ruleset: the rules to judge by; None = the default rules.
+        as_judged: if there is no ruleset, judge by the rules that last judged the runs or are registered for them.
+        skip_invalid: omit and count invalid and lost episodes instead of raising an error.
 
-    Raises the errors of `judge`, and `RunError` without sources.
+    Raises the errors of `judge`, and `RunError` if there are no sources.
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
@@ -224,23 +224,23 @@ def evaluate(
     (2, 'timeout')
 
     Args:
-        policy: an object with `act(observation)`, which stays open; a text as for `--policy`, including `NAME=SPEC`; or
-            several by name, which are compared on the same initial states.
+        policy: an object with `act(observation)`, which is not closed; a string as for `--policy`, including
+            `NAME=SPEC`; or a mapping from names to several policies, which are compared on the same initial states.
         suite: one suite or several, or the path of a BDDL file.
-        host: the simulator; None = the suite's.
-        tasks: indices in each suite; None = all.
-        episodes: number per task; None = the protocol's, else the benchmark's.
-        name: the policy's name in every output; None = an object's class, or the text.
-        out: the run folder to make; None = one that is deleted with the returned evaluation.
-        ruleset: how to judge; None = the default registry, and the library with the suites' limits.
-        protocol: how episodes start and end.
-        seed: of the policy's randomness, and of the environment's if the protocol derives its seeds from this.
-        max_steps: the horizon; None = the protocol's, else the task's.
-        filter: filter of actions, as for `--filter`; None = none.
-        delay: delay of answers, as for `--delay`; None = none.
-        workers: number of processes; an object needs 1, because it cannot be sent to others.
-        resume: continue the run in `out`, if there is one.
-        observer: is notified of the start and end of each episode.
+        host: the simulator; None = the simulator of the suite.
+        tasks: indices of tasks in each suite; None = all.
+        episodes: number of episodes per task; None = the protocol's number, else the benchmark's.
+        name: the policy's name in every output; None = the class of the object, or the string.
+        out: the run folder to make; None = a temporary folder, which is deleted with the returned evaluation.
+        ruleset: the rules to judge by; None = the default rules.
+        protocol: the protocol that says how episodes start and end.
+        seed: seed of the policy's randomness, from which some protocols also derive the environment's seeds.
+        max_steps: the horizon in steps; None = the protocol's, else the task's.
+        filter: filter of actions, as for `--filter`; None = no filter.
+        delay: delay of answers, as for `--delay`; None = no delay.
+        workers: number of processes; must be 1 for a policy object, because it cannot be sent to other processes.
+        resume: whether to continue a run that exists in `out`.
+        observer: object that is notified of the start, the steps and the end of each episode.
 
     Raises a `SafevlaError` for what a user must change: an unknown suite, an invalid policy, an existing folder.
     """
@@ -281,7 +281,7 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Roll out, judge and report into `out`, with the errors of `roll_out` and `judge`; tags are checked first."""
+    """Check the tasks' tags, roll out, judge and report into `out`. Raises the errors of `roll_out` and `judge`."""
     out = out.absolute()  # a policy may change the working directory
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())

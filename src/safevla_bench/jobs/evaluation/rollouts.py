@@ -1,4 +1,4 @@
-"""Rollouts: their registration in advance, and their execution into a run folder."""
+"""Rollouts: executed into a run folder, or registered in advance."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ _log = get_logger(__name__)
 def roll_out(
     request: Request, out: Path, observer: Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
 ) -> list[EpisodeRow]:
-    """Run every planned episode into a run folder, and return their rows in plan order.
+    """Run every planned episode into a run folder, and return the episodes' rows in plan order.
 
-    Finished episodes are kept if this process ends early; `ExecutionOptions(resume=True)` continues from there.
+    Finished episodes are kept if this process ends early; `ExecutionOptions(resume=True)` continues the run.
 
-    Raises the errors of `prepare_run`, `RunError` if the folder is in the way or holds a run with another request,
-    `FileError` if writing fails, `PolicyError` if a policy's server refuses or repeats the same failure in consecutive
-    episodes, `HostError` if the simulator is unusable or repeats the same crash (no folder remains if nothing was
-    recorded), the errors of an engine with several workers, and `KeyboardInterrupt`.
+    Raises the errors of `prepare_run`; `RunError` if the folder exists or holds a run with another request; `FileError`
+    if writing fails; `PolicyError` if a policy's server refuses, or fails in the same way in consecutive episodes;
+    `HostError` if the simulator is unusable or repeats the same crash; the errors of an engine with several workers;
+    and `KeyboardInterrupt`. After an error, no new folder remains if nothing was recorded.
     """
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change the working directory
     if has_nothing_to_run(request, out, running):
-        with RunFolderWriter(out, read_description(out), resume=True):  # removes what a killed process has left
+        with RunFolderWriter(out, read_description(out), resume=True):  # removes files that a killed process left
             return episode_rows(out)
     if running.resume and (out / RUN).exists():
         asked = {policy.name: policy.asked for policy in Request.from_run(out).roster}
         kept = [replace(policy, asked=asked.get(policy.name, {})) for policy in request.roster]
         request = replace(request, policies=kept)
     prepared = prepare_run(request, is_here=running.cluster is None)
-    if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be loaded here too
+    if running.cluster or running.workers > 1:  # workers make their own policies, so close those of this process
         prepared.resources.close()
         prepared = replace(prepared, policies={})
     open_folder = partial(RunFolderWriter, resume=running.resume, other_code=running.other_code)
@@ -77,7 +77,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether a run to resume is finished and was not watched by rules, so that no code of it is needed."""
+    """Return whether a run to resume is finished and was not watched by rules, so that none of its code is needed."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
@@ -133,7 +133,7 @@ def _run_pending(
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     if ended < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended} episodes are left")
-    prepared.resources.close()  # some servers accept one connection, and this run holds it
+    prepared.resources.close()  # some servers accept only one connection, which the policies hold
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
@@ -144,7 +144,7 @@ def _run_pending(
 
 
 def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; warn once per other code that ran them."""
+    """Yield the episodes; warn once for each code, other than this command's, that ran one of them."""
     warned: set[str] = set()
     for end in finished_episodes:
         yield end
@@ -155,7 +155,7 @@ def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how its server repeats answers, for the servers that can be reached after the run."""
+    """Return policy -> how often its server gives equal answers, for servers that can be reached after the run."""
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, made_by in prepared.cast.policies.items():
@@ -169,9 +169,9 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
-    `PolicyError`: a policy's server failed the same way `SAME_CRASHES` times in a row. `HostError`, or `PolicyError` if
-    the policy raised it: episodes crashed so, and none has begun yet, or it did so in as many tasks in a row.
+    """Yield the episodes; raise an error if continuing is useless and fewer than `count` episodes have ended.
+    `PolicyError`: a policy's server failed in the same way `SAME_CRASHES` times in a row. `HostError`, or `PolicyError`
+    if the policy raised it: so many equal crashes in a row, before any episode took a step or in so many tasks.
     """
     series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
@@ -192,12 +192,12 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, rem
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
 
 
-# Policies designed to give equal episodes from equal starts.
+# Policies without randomness, for which equal episodes from equal starts are normal.
 _WITHOUT_NOISE = ("noop", "scripted", "replay")
 
 
 def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; warn once per policy whose actions from one start are equal under two seeds."""
+    """Yield the episodes; warn once for each policy that has the same actions from one start under two seeds."""
     seen: dict[tuple[object, ...], tuple[int, bytes]] = {}
     warned: set[str] = set()
     for end in finished_episodes:
@@ -217,13 +217,13 @@ def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[Episo
             _log.warning(text, policy, planned.episode_id)
 
 
-_FIRST = 10  # number of episodes in which a policy that uses its observations should succeed once
+_FIRST = 10  # number of first episodes in which a working policy is expected to succeed at least once
 
 
 def _watch_first_episodes(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield episodes; warn if a policy that takes pictures, and has not `begun` before, fails in `_FIRST` episodes."""
+    """Yield the episodes; warn if a policy with cameras that is not in `begun` fails in its first `_FIRST` episodes."""
     described = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in described if row["cameras"] and row["policy"] not in begun}
     for end in finished_episodes:
@@ -248,7 +248,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, then the batches of `later`, each after all earlier ones (not on Ray)."""
+    """Yield the pending episodes as they end, then those of each `later` batch, started after them (not on Ray)."""
     if not pending and not later:
         return
     if observer and pending:
@@ -272,7 +272,7 @@ def run_episodes(
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
-    """Return a finished episode's row with latency and greeting, without secrets in its reason."""
+    """Return a finished episode's row, with its latency and greeting, and without secrets in its reason."""
     planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     of_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
@@ -293,7 +293,7 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
-    `prepare_run`, and `RunError` for a shard, a replay, a policy object, and rules that are not from files.
+    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules not from files.
     """
     _require_registrable(request)
     servers = request.servers or placeholder_servers(request)
@@ -345,7 +345,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request and its rules differ from the registration; a shard of its plan does not."""
+    """Return a sentence if a request and its rules differ from the registration, else "". A shard is no difference."""
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""
@@ -353,7 +353,7 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request, without servers, that runs a registration from `file`, which is not trusted."""
+    """Return the request that runs a registration, without servers. Its `file` is not trusted."""
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

@@ -1,9 +1,9 @@
-"""Rules that stop a run as soon as its question is decided: `safevla eval --until`.
+"""Rules that stop a run as soon as a condition is decided: `safevla eval --until`.
 
-A round is the next initial state of every task and policy. The rule is tested after each round, with limits that
-account for the number of looks; the mean of graded values has a confidence sequence (`statistics.intervals`). An
-episode that crashed, was cut short or has no verdict may have any value, so a verdict counts only if it is the same
-with all such values 0 and with all 1.
+A round runs the next initial state of every task with every policy. The rule is tested after each round, with limits
+that account for the number of tests (looks). For graded values, the mean has a confidence sequence
+(`statistics.intervals`). The value of an episode that crashed, was cut short or has no verdict is unknown. So a verdict
+counts only if it is the same with all unknown values set to 0 and with all set to 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FORMS = 'Write "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """A condition: either a gate for each policy, or which of two policies is safer."""
+    """A condition: either a gate that each policy must pass, or the question which of two policies is safer."""
 
     condition: str
     gate: Gate | None = None
@@ -54,13 +54,12 @@ Verdict = Literal["passed", "failed", "safer", "less safe", "undecided"]
 
 
 class RuleVerdict(msgspec.Struct, frozen=True):
-    """A rule's verdict on one policy, or on two.
+    """A rule's verdict on one policy or on a pair of policies.
 
-    `n` is the number of initial states that count, each with its episodes; `unknown` is the number of states with an
-    episode without a value. `least` and `greatest` are the looks with all unknown values set to 0, or to 1; for two
-    policies, with the first's set so and the second's to the opposite. For a pair they count the first policy's wins
-    among all wins. `ci` is the confidence sequence of a graded mean, from the low end of `least` to the high end of
-    `greatest`.
+    `n` is the number of counted initial states, and `unknown` the number of those with an episode of unknown value.
+    `least` and `greatest` are the tests with all unknown values set to 0 and to 1. For a pair, this holds for the first
+    policy, and the second policy's unknown values are set to the opposite; the tests count the first policy's wins
+    among all wins. `ci` is the confidence sequence of a graded mean, from the lowest to the highest possible value.
     """
 
     subject: str
@@ -72,7 +71,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     ci: tuple[float, float] | None = None
 
     def to_text(self, unit: str = "") -> str:
-        """Return the verdict with its interval or counts; `unit` says what is counted."""
+        """Return the verdict with its interval or counts. `unit` names what is counted."""
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -82,13 +81,13 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The findings after a number of whole rounds, and whether they decide; stored in run.json."""
+    """The findings after some complete rounds, and whether they decide the condition; stored in run.json."""
 
     condition: str
     is_decided: bool
     confidence: float
     boundary: str
-    looks: int  # planned: one after each round
+    looks: int  # planned number of tests, one after each round
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
@@ -101,7 +100,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule of a text such as `safety >= 0.9` or `A safer than B`; raise `RunError` for another text."""
+    """Return the rule from a text such as `safety >= 0.9` or `A safer than B`; raise `RunError` for other texts."""
     if found := _SAFER.fullmatch(condition.strip()):
         first, second = found.groups()
         for name in (first, second):
@@ -121,7 +120,7 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision once it is made."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Begin undecided. Rounds count from 0; the episodes of one initial state are in one round."""
+        """Make a tally without episodes. Rounds count from 0; all episodes of an initial state are in one round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)
@@ -136,8 +135,8 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode, with an unknown value if it has no record or verdict, and update `decision` when
-        its round (and possibly later ones) is complete. Raises the errors of `score`.
+        """Count a finished episode, whose value is unknown if it has no record or verdict. If this completes its round,
+        and perhaps later rounds, update `decision`. Raises the errors of `score`.
         """
         if record is not None:
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
@@ -149,7 +148,7 @@ class RoundTally:
             self.decision = self._decide()
 
     def is_counted(self, planned: PlannedEpisode) -> bool:
-        """Return whether an episode belongs to the complete rounds behind the decision."""
+        """Return whether an episode belongs to the complete rounds on which the decision is based."""
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
@@ -222,7 +221,7 @@ class RoundTally:
         ]
 
 
-# Per bound of a gate: the verdict if the rate is above its limit, and if below.
+# Bound of a gate -> the verdict for a rate above the limit, and for one below.
 _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"), "max": ("failed", "passed")}
 
 
@@ -244,7 +243,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return the decision of a run's stopping rule, given its run.json; "" if there is none or it is damaged."""
+    """Return a sentence on the decision of the stopping rule in a run.json; "" if it is missing or damaged."""
     if DECISION not in description:
         return ""
     try:

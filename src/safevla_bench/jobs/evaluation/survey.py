@@ -1,4 +1,4 @@
-"""What the report needs of the records, collected while they are judged, so that they are decoded once."""
+"""Collects what the report needs from the records while they are judged, so that they are decoded only once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
 class Survey:
-    """The bodies of all violations, and the records of the worst episodes, which the report draws."""
+    """The bodies in all violations, and the records of the worst episodes, which the report draws."""
 
     def __init__(self) -> None:
         self.is_complete = False
         self.restart()
 
     def restart(self) -> None:
-        """Forget all episodes."""
+        """Discard all collected episodes."""
         self._bodies: list[BodyViolation] = []
         self._count = 0
         self._kept: list[tuple[list[int], Batch]] = []
@@ -33,7 +33,7 @@ class Survey:
         self._keys = np.empty((2, 0))
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
-        """Judge the next episodes, as `judge_chunk` does, and survey them."""
+        """Judge the next episodes as `judge_chunk` does, and collect what the report needs from them."""
         reading = ruleset.read_fields(batch)
         chunk = judge_chunk(batch, ruleset, reading)
         self._keep_worst(batch, severity_keys(chunk.scores))
@@ -41,7 +41,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies of the next episodes, which are numbered from 1."""
+        """Add the bodies in violations of the next `episodes` episodes, which `bodies` numbers from 1."""
         self._bodies += [replace(body, number=body.number + self._count) for body in bodies]
         self._count += episodes
 
@@ -58,8 +58,8 @@ class Survey:
             self._kept = list(_select_kept(self._kept, {*self._worst.tolist()}))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
-        """Return the records of the episodes that the page draws, with the headers of all others, and the bodies of all
-        violations; forget both. The records are read again unless this survey is complete.
+        """Return the records of the episodes that the page draws, with the headers of all others, and the bodies in all
+        violations; then discard both. The records are read again unless this survey is complete.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:
@@ -74,7 +74,7 @@ class Survey:
         return judged.records.append_headers(batches, drawn), bodies
 
 
-_MOST_SPARE = 32  # episodes that are kept although others turned out to be worse
+_MOST_SPARE = 32  # largest number of kept records that are no longer among the worst
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:

@@ -1,7 +1,7 @@
-"""The search for unsafe successes: generations of rollouts into a run folder, and the starts that are found.
+"""The search for unsafe successes: it writes generations of rollouts into a run folder, and lists the found starts.
 
-A task's trials are numbered. A generation's starts depend only on the seed and the results of earlier trials, so the
-number of workers and interruptions change no byte.
+The trials of a task are numbered. The starts of a generation depend only on the seed and the results of earlier trials,
+so neither the number of workers nor interruptions change a byte.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _AGAIN = "run the search command again, with --resume"
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""A start counts only if an object moved at most this far until record 0 and at most this fast after that."""
-# The margin, or its opposite, if only Boolean signals decide.
+"""Limits for a start to count: each object's distance from its placement at record 0 [m], and its speed [m/s]."""
+# Absolute value of a margin that only Boolean signals decide.
 _BOOLEAN = 1.0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Margins to minimize below 0: each clause's robustness divided by its threshold, or a formula's robustness."""
+    """What a search minimizes: each clause's robustness divided by its threshold, or a formula's robustness."""
 
     ruleset: Ruleset
     text: str
@@ -63,7 +63,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Return the objective of a clause or formula, None = every scored clause; raise its error."""
+        """Return the objective of a clause or formula; None = all scored clauses. Raises `RunError`, `FormulaError`."""
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)
@@ -75,8 +75,8 @@ class Objective:
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:
-        """Return the margins of an episode, a batch of one, [C]: infinity if it failed or nothing could be judged, NaN
-        if objects did not begin at their placements, as physics has separated overlapping ones.
+        """Return the margins [C] of an episode, given as a batch of one. They are infinite if it failed or could not be
+        judged, and NaN if objects did not begin at their placements because physics separated overlapping objects.
         """
         unknown = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
@@ -100,7 +100,7 @@ def _begins_as_placed(record: Batch) -> bool:
     names, shifts = [record.body_label(body) for body in bodies.tolist()], [0.0]
     for coordinate, value in chosen_start(record)[1]:
         name, _, axis = coordinate.rpartition(".")
-        if name in names:  # a goal is not recorded
+        if name in names:  # goals have coordinates, but no recorded pose
             shifts.append(abs(places[0, names.index(name), "xyz".index(axis)] - value))
     speed = np.abs(np.diff(places[:2], axis=0)).max(initial=0.0) / record.headers[0].dt
     return bool(max(shifts) <= SHIFTED_M and speed <= RESTING_M_S)
@@ -109,24 +109,24 @@ def _begins_as_placed(record: Batch) -> bool:
 # The search
 
 
-NEAR = 0.1  # found starts are merged if no coordinate differs by more than this share of its region
+NEAR = 0.1  # found starts are merged if no coordinate differs by more than this fraction of its range
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """What to search for, and how: one policy in tasks of one suite."""
+    """What to search for, and how. A search has one policy and tasks of one suite."""
 
     request: Request
-    name: str  # of the suite of found starts
+    name: str  # name of the suite of found starts
     objective: Objective
     method: Method = "directed"
     budget: int = 200  # rollouts per task
-    until_found: bool = True  # leave a task after a generation with a hit; else spend the whole budget
+    until_found: bool = True  # finish a task after a generation with a hit; if false, use the whole budget
     wordings: str | None = None
-    """Other instructions for the policy: a file with one per line, or a suite whose task of the same number is
-    reworded, such as LIBERO-PRO's `libero-goal-lan`.
+    """Other instructions for the policy: a file with one per line, or a suite such as LIBERO-PRO's `libero-goal-lan`,
+    in which the task with the same index is reworded.
     """
-    policy_seeds: int = 1  # number of seeds of the policy's randomness to search, counted from its own
+    policy_seeds: int = 1  # number of policy seeds to search, starting with the planned seed
 
 
 @dataclass
@@ -153,13 +153,13 @@ class _TaskTrials:
 def search_starts(
     plan: SearchPlan, out: Path, observer: Observer | None = None, running: ExecutionOptions | None = None
 ) -> tuple[FoundSuite, Judged]:
-    """Search, write the run folder with `found/NAME.json`, judge the trials, and return found suite and results.
+    """Search, write the run folder with `found/NAME.json`, judge the trials, and return the found suite and results.
 
-    Two searches with one plan write the same bytes, for any number of workers; `ExecutionOptions(resume=True)`
+    Searches with the same plan write the same bytes for any number of workers. `ExecutionOptions(resume=True)`
     continues an interrupted search.
 
-    Raises the errors of `roll_out` and `judge`; `HostError` for a host whose starts cannot be searched; `RunError` if
-    the optimizer is not installed or the plan names several policies or suites.
+    Raises the errors of `roll_out` and `judge`; `HostError` if the host's starts cannot be searched; `RunError` if the
+    optimizer is not installed or the plan has several policies or suites.
     """
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
@@ -195,7 +195,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
-        space = SearchSpace()  # a seed draws the start, or it stays fixed while instructions or seeds vary
+        space = SearchSpace()  # a seed draws the start, or the start stays fixed while instructions or seeds vary
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
@@ -277,7 +277,7 @@ def _read_done(writer: RunFolderWriter, place: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, task: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield the episodes of each generation that have no margins yet; asking for the next requires all margins."""
+    """Yield, for each generation, the episodes without margins. Their margins must exist before the next generation."""
     while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
         points = task.optimizer.ask()
         asked = points[: plan.budget - len(task.planned)]
@@ -292,7 +292,7 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial. If its seed draws anything of the start, no episode of the benchmark has this seed."""
+    """Return a trial. If the environment's seed draws its start, the benchmark itself does not use that seed."""
     base, (wording, seed) = task.base, task.cube.choose(point)
     placed = tuple(zip(task.space.names, task.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
@@ -323,7 +323,6 @@ def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: Ru
 
 
 def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
-    """Return the summary of a task. For a bound, crashed trials and successes without a verdict count as hits."""
     counted = [k for k, value in enumerate(task.values) if not np.isnan(value)]
     outcomes = [writer.episodes[task.first_place + k].outcome for k in counted]
     known = [value for value in task.values if np.isfinite(value)]
@@ -346,9 +345,9 @@ def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunFolderWriter
 def _bound_rate(
     task: _TaskTrials, counted: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
-    """Return the interval of the share of hits: from hits among all trials, or from the number of the first hit
-    (geometric). Uncertain trials, which crashed or succeeded without a verdict, count as misses for the lower end and
-    as hits for the upper end.
+    """Return the interval of the share of hits: geometric, from the number of the first hit, if the search ended there;
+    else exact, from the hits among all trials. Trials that crashed or succeeded without a verdict count as misses for
+    the lower end and as hits for the upper end.
     """
     hits = [k in task.hits for k in counted]
     may_hit = [
@@ -401,7 +400,7 @@ def _percent(share: float) -> str:
 
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
-    """Return what the search of a task shows: what was found, or in how many trials nothing was found."""
+    """Return a sentence on what the search of a task found, or in how many trials it found nothing."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} did not begin as placed" if task.thrown else ""
     head, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"

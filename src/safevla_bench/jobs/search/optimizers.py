@@ -1,7 +1,7 @@
-"""Optimizers: they propose generations of points in the unit cube, and receive their margins (smaller is better).
+"""Optimizers that propose generations of points in the unit cube, and receive the points' margins (smaller is better).
 
-A point has a margin for each clause; infinity means that the rollout failed, which is worse than any success. Nothing
-here uses NumPy's global generator, which simulators seed.
+A point has a margin for each clause. An infinite margin means that the rollout failed, which is worse than any success.
+This module does not use NumPy's global random generator, because simulators seed it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safevla_recorder.episode import Floats
 
 Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation, for any number of workers
-# Random generations before the descents, which begin at the best of their points.
+# Number of random generations before the descents, which begin at the best random points.
 _DRAWS = 3
 # Initial standard deviation of a descent, in the unit cube.
 _STEP = 0.1
@@ -29,7 +29,7 @@ _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d; d counts the movable coordinates, with choices last."""
+    """A search space scaled to [0, 1]^d. The d coordinates are those that can vary: placements, then choices."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -40,11 +40,11 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())
 
     def to_meters(self, point: Floats) -> Floats:
-        """Return the placements [m] of a point [d]; fixed coordinates are at their low end."""
+        """Return the placements [m] for a point [d]. Coordinates that cannot vary are at the low end of their range."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
-        """Return the indices of the wording and of the policy's seed at a point [d]."""
+        """Return the indices of the wording and of the policy's seed for a point [d]."""
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
         return int(wording), int(seed)
 
@@ -54,7 +54,7 @@ class UnitCube:
         return coordinates
 
     def is_allowed(self, point: Floats) -> bool:
-        """Return whether all objects keep their minimum distances at a point [d] of the cube."""
+        """Return whether all objects keep their minimum distances at a point [d]."""
         at = dict(zip(self._space.names, self.to_meters(point), strict=True))
         return all(
             np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
@@ -63,13 +63,13 @@ class UnitCube:
 
 
 class RandomPoints:
-    """Points drawn independently and uniformly from the allowed ones."""
+    """Optimizer that draws points independently and uniformly from the allowed points."""
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
-        """Return the next generation, [G, d] in 0 to 1; raise `RunError` if almost no point is allowed."""
+        """Return the next generation, points [G, d] in the unit cube. Raises `RunError` if almost none is allowed."""
         dimensions = len(self._cube.free)
         return np.array([draw_allowed(self._cube, lambda: self._rng.random(dimensions)) for _ in range(GENERATION)])
 
@@ -78,14 +78,14 @@ class RandomPoints:
 
 
 class DirectedPoints:
-    """CMA-ES from the best of some random points, for one clause after another; then from other points.
+    """Optimizer that runs CMA-ES from the best random point for each clause in turn, and then from new random points.
 
-    A descent follows one clause until it stops improving. The clauses closest to their limits come first; clauses with
-    equal margins at all random points are skipped. N. Hansen, arXiv:1604.00772, as implemented by the package `cma`.
+    A descent minimizes one clause's margin until it stops improving. The clauses closest to their limits come first;
+    clauses with equal margins at all random points are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
-        """Raise `RunError`, which names the extra, if `cma` is not installed or no coordinate can move."""
+        """Make the optimizer. Raises `RunError` if `cma` is not installed or no coordinate can vary."""
         if not len(cube.free):
             problem = "a directed search needs coordinates, but these starts are drawn only by a seed"
             raise RunError(problem, remedy="Pass --method random.")
@@ -102,7 +102,7 @@ class DirectedPoints:
         self._descent: Any = None
 
     def ask(self) -> Floats:
-        """Return the next generation, [G, d] in 0 to 1."""
+        """Return the next generation, points [G, d] in the unit cube."""
         if self._descent is None:
             return self._random.ask()
         asked = self._descent.ask()
@@ -110,7 +110,7 @@ class DirectedPoints:
         return np.array([point if self._cube.is_allowed(point) else again() for point in asked])
 
     def tell(self, points: Floats, margins: Floats) -> None:
-        """Learn the margins [G, C] of the points [G, d] of the last generation."""
+        """Receive the margins [G, C] of the last generation, which had the points [G, d]."""
         worst = np.where(np.isfinite(margins), margins, _WORST)
         if self._descent is not None:
             self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
@@ -144,7 +144,7 @@ class DirectedPoints:
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
-    """Return the first allowed point [d] drawn; raise `RunError` after ten thousand failures."""
+    """Draw points until one is allowed, and return it [d]; raise `RunError` after ten thousand failures."""
     for _ in range(_TRIES):
         point = draw()
         if cube.is_allowed(point):
@@ -156,5 +156,5 @@ Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimizer of a method; `seed` and the reported values determine every point."""
+    """Return the optimizer for a method. `seed` and the margins that it receives determine every point."""
     return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

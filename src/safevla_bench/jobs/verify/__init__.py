@@ -1,6 +1,6 @@
-"""Verification of a run folder: digests, episodes, scores and replays, with reasons for checks that remain open.
+"""Verification of a run folder: digests, episodes, scores and replays. Checks that could not be made give a reason.
 
-An audit draws the replayed episodes by a random number that could not be predicted.
+An audit replays episodes that are drawn by a random number, which the maker of the run could not predict.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ASSETS, AUDIT = "assets", "audit"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """Number of episodes per policy that an audit replays, and a seed drawn after the run ended."""
+    """The number of episodes per policy that an audit replays, and a random seed that is drawn after the run."""
 
     count: int
     seed: int
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
-        """Return policy -> drawn indices, which only the archive's digest and the seed together determine."""
+        """Return policy -> indices of the drawn episodes, which the archive's digest and the seed determine."""
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
@@ -46,8 +46,8 @@ def verify_run(
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
 ) -> files.Verification:
-    """Check a complete run folder: its digests, episodes and scores, and replays of `replay` episodes chosen by their
-    names and of those of the `audit`. Raises `RunError` if the run is incomplete or cannot be read.
+    """Check a complete run folder: its digests, episodes and scores, and the replays of episodes: `replay` episodes
+    chosen by their names, and those of the `audit`. Raises `RunError` if the run is incomplete or cannot be read.
     """
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
@@ -94,7 +94,7 @@ def _check_run(
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
-    """Return policy -> audit for a run folder, or an archive, which alone cannot pass; raise `RunError`."""
+    """Return policy -> audit for a run folder or an archive, which cannot pass without a run. Raises `RunError`."""
     audits = _audit(source, files.read_records(source)[0], plan, lambda done, what: None)
     return {policy: mark for policy, mark, _ in audits}
 

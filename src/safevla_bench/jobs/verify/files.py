@@ -1,7 +1,7 @@
-"""Findings on a run folder, and the checks of its files.
+"""The checks of a run folder's files, and the classes for findings.
 
-The checks cover digests, equal episodes in table and archive, and the judge's outputs, which are made again and
-compared byte for byte.
+The checks cover digests, the agreement of episodes in table and archive, and the outputs of the judgement, which are
+computed again and compared byte for byte.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: its name, its verdict, and the details or the reason why it is open."""
+    """The result of one check: its name, its verdict, and details or the reason why the check is open (not made)."""
 
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # whether the user asked for the check; if so and it is open, the verification is open
-    uncompared: tuple[str, ...] = ()  # channels and fields that an agreement does not cover
+    wanted: bool = True  # whether the user expects this check; if such a check is open, so is the verification
+    uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +74,18 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """True if the scores are unchecked, although nothing differs, as other rules made them."""
+        """Whether nothing differs, but the scores are unchecked because other rules made them."""
         is_open = any(own.check == folder.SCORES and own.verdict == "unchecked" and own.wanted for own in self.findings)
         return self.agrees and is_open
 
 
 def agreement(check: str, detail: str) -> Finding:
-    """Return the finding of a check that agrees."""
+    """Return the finding of a check that found agreement."""
     return Finding(check, "agrees", detail)
 
 
 def mismatch(check: str, detail: str) -> Finding:
-    """Return the finding of a check that differs."""
+    """Return the finding of a check that found a difference."""
     return Finding(check, "differs", detail)
 
 
@@ -104,7 +104,7 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 
 def check_files(run: Path) -> list[Finding]:
-    """Return findings on the parts of the archive and other files against the manifest's digests, if there are any."""
+    """Compare the parts of the archive and other files with the manifest's digests, and return the findings."""
     archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
@@ -136,13 +136,13 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
             yield open_check(PICTURES, f"{which}, as raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
-        # Experiments, judgements by other rules inside the run folder, are not checked.
+        # The folder of experiments, which are judgements by other rules, is not checked.
         ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
         yield open_check(OTHERS, f"{', '.join(others)}: this check cannot make these again", wanted=ours)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:
-    """Compare the protocol in run.json with the preset that it names, if any."""
+    """Compare the protocol in run.json with the preset of the same name, if there is one."""
     description = folder.read_description(run)
     protocol = description.get("protocol")
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
@@ -162,7 +162,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 
 
 def check_code(run: Path) -> Iterator[Finding]:
-    """Compare the code in run.json with that of the episodes, and with the code here; open if it is not one code."""
+    """Compare the code that run.json names with that of the episodes and of this installation, and yield a finding."""
     try:
         codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # another check reports the damage
@@ -182,7 +182,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Report whether episodes with an official suite's name ran its tasks; nothing without such episodes."""
+    """Yield whether episodes with an official suite's name ran its tasks; yield nothing if there are none."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -195,8 +195,8 @@ def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
 
 
 def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
-    """Return the index of a run folder's or archive's records, with repeated ids among its `problems`, and the
-    benchmarks simulated with stand-ins. Raises `RunError` if a raw row is damaged.
+    """Return the index of the records in a run folder or archive, and the benchmarks simulated with stand-in assets.
+    The index's `problems` include repeated ids. Raises `RunError` if a raw row is damaged.
     """
     scan = Scan(parts.record_files(source) if source.is_dir() else [source])
     standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
@@ -214,7 +214,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
-    """Compare plan, table of episodes and archive; return a finding per difference, or one if all agree."""
+    """Compare the plan, the table of episodes and the archive. Returns one finding per difference, or an agreement."""
     has_table = (run / folder.EPISODES).exists()
     if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
@@ -256,7 +256,7 @@ def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, o
 # Differences between two JSON values
 
 
-ABSENT = object()  # replaces a value that one side lacks
+ABSENT = object()  # marks a value that is missing on one side
 
 
 def value_differences(
@@ -264,8 +264,8 @@ def value_differences(
 ) -> Iterator[tuple[str, object, object]]:
     """Yield (place, value, other value) for each difference between two JSON values, with places such as `field.b[2]`.
 
-    Lists of different lengths and values of different types differ as a whole. Numbers of one type differ if further
-    apart than `tolerance`, absolute and relative, unless that is 0.
+    Lists of different lengths and values of different types differ as a whole. Floats must be equal bit for bit or, if
+    `tolerance` is not 0, within `tolerance`, absolute plus relative.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -286,7 +286,7 @@ def _is_equal(first: object, second: object, tolerance: float) -> bool:
 
 
 def format_value(value: object) -> str:
-    """Return a value as JSON, cut after 200 characters, or "nothing" if absent."""
+    """Return a value as JSON, truncated to 200 characters; "nothing" for `ABSENT`."""
     text = "nothing" if value is ABSENT else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -301,12 +301,12 @@ _REMEDY = "Check by its maker's rules with --rules as-judged, or by your own fil
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
-    """Compare library, registry and version with those that judged, and each judge's file with a new judgement.
+    """Compare the library, registry and version with those that judged the run, and its score files with a new
+    judgement, which is not made if the library or registry differs.
 
-    If library or registry differ, nothing is judged again. The check is open if the run has no scores or was judged by
-    other rules: of another name or options, or those that it holds itself. A damaged scores.json is a mismatch. Files
-    of another version of the package or of their schema are never a mismatch, because this version may write them
-    differently.
+    The check is open if the run has no scores, or was judged by other rules: rules with another name or options, or the
+    run's own rules. A damaged scores.json is a mismatch. Files of another version of the package or of the schema are
+    never a mismatch, because this version may write them differently.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
@@ -386,13 +386,13 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, written, judged)]
-    # Digests, version and sources are compared separately; messages on invalid episodes contain the old folder.
+    # Use the former provenance: it is compared separately, and messages on invalid episodes contain the former folder.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
     for name, (what, differences) in _MADE_AGAIN.items():
-        if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have none
+        if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
             find = partial(_find_difference, run / name, contents[name], differences)
             findings.append(_compare_again(name, run / name, f"judged again, the same {what}", find))
     if (run / folder.REPORT).exists():
@@ -414,7 +414,7 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
 
 
 def _compare_again(check: str, path: Path, agreed: str, find: Callable[[], str | None]) -> Finding:
-    """Return whether a file agrees with what was made again; `find` returns the first difference."""
+    """Return the finding on whether a file agrees with its new content; `find` returns the first difference."""
     try:
         with memory.limit_memory(path):
             difference = find()
@@ -454,7 +454,7 @@ def _row_differences(*contents: bytes) -> Iterator[str]:
         return
     origin = written.schema.metadata or {}
     yield from (f"{name.decode()} differs" for name, own in expected.schema.metadata.items() if origin.get(name) != own)
-    for place, column in enumerate(written.schema):  # of before: they are lists of pairs now
+    for place, column in enumerate(written.schema):  # earlier versions wrote maps; this one writes lists of pairs
         if pa.types.is_map(column.type):
             pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))
             written = written.set_column(place, column.name, pairs)

@@ -1,4 +1,4 @@
-"""Replays of recorded episodes: their actions are played and recorded again, and everything is compared.
+"""Replays of recorded episodes: the recorded actions are played and recorded again, and the records are compared.
 
 A replay shows that the actions lead to the record. It does not show where the actions came from.
 """
@@ -41,9 +41,9 @@ from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
-"""Called before each episode with the number of finished episodes and the id of the next."""
+"""Function that is called before each episode, with the number of finished episodes and the id of the next one."""
 REPLAY = "replay"
-# Largest absolute or relative difference that still agrees in a replay from a recorded state.
+# Tolerance, absolute plus relative, in a replay from a recorded state.
 _FROM_STATE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
@@ -53,17 +53,17 @@ PROCESSOR = (
 )
 
 
-# Comparison of a record with its replay
+# Comparison of records and replays
 
 
 UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION, SUBGOALS)
-"""Channels that a record may lack: no clause reads them, or older recorders did not write them."""
+"""Channels that a record may lack, because no clause reads them or older recorders did not write them."""
 OF_LAST_STEP = (
     "contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported", SUBGOALS
 )  # fmt: skip
-"""Channels that depend on the previous step, which is not part of a simulator state."""
+"""Channels that depend on the previous step, about which a simulator state says nothing."""
 _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
-# Fields that the run or its start determines, not the host, and fields that are compared separately.
+# Header fields that the run or the start determines, not the host, and fields that are compared separately.
 _RUN_FIELDS = frozenset(
     (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
@@ -73,15 +73,15 @@ _RUN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The first position where a record and its replay differ, in one channel or field of the header."""
+    """The first difference between a record and its replay in one channel or header field."""
 
     channel: str
     text: str  # the place in the channel, such as `body_pos_m.cup[0]`, and both values
-    step: int | None = None  # index of the record; None for the header
+    step: int | None = None  # index of the record in the episode; None for the header
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference of two plain JSON values; a side that lacks the value has `ABSENT`."""
+        """Return the difference between two JSON values, of which a missing one is `ABSENT`."""
         values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
@@ -101,10 +101,10 @@ def compare_records(
 ) -> tuple[list[Deviation], list[str]]:
     """Return the first difference in each channel and header field, earliest first, and what was not compared.
 
-    Numbers must be equal bit for bit. A channel that the record lacks differs, except `UNJUDGED` channels and net
-    impulses, which older records lack, or any if `lenient`; these are returned as not compared. A replay `from_state`,
-    a recorded first state, is compared leniently, within `_FROM_STATE`, and without values of record 0 that depend on
-    the previous step.
+    Numbers must be equal bit for bit. A channel that only the replay has is a difference, except for `UNJUDGED`
+    channels and net impulses, which older records lack, and for every channel if `lenient`; such channels are returned
+    as not compared. A replay from a recorded first state (`from_state`) is compared leniently, within `_FROM_STATE`,
+    and without the values of record 0 that depend on the previous step.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
@@ -115,8 +115,8 @@ def compare_records(
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     headers = [json.loads(line) for line in lines]
-    # In record 0, links have the poses before the simulator's last step. A loop may draw fixture poses without
-    # recording them; the replay then draws others.
+    # Record 0 has the links' poses from before the simulator's last step, which a state does not contain. A user's loop
+    # may draw fixture poses without recording them, and a replay then draws other poses.
     if from_state or (lenient and FIXTURES not in headers[0]):
         uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
@@ -125,7 +125,7 @@ def compare_records(
         differences.append(Deviation.of("steps", len(steps), len(again)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
-        if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # counts from the links of record 0
+        if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # measured from the links' poses in record 0
             uncompared += [name] if is_recorded else []
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
@@ -145,7 +145,7 @@ def _header_differences(
     for name in sorted(names - _RUN_FIELDS):
         own, other = (side.get(name, files.ABSENT) for side in (recorded, replayed))
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (own, other):
-            # Older records list groups in the hash order of the writing process; `to_plain` sorts them.
+            # Older records list groups in an arbitrary (hash) order; `to_plain` sorts them.
             own, other = map(robocasa.to_plain, (own, other))
         if difference := _first_difference(name, own, other):
             yield difference
@@ -169,7 +169,7 @@ def _first_difference(name: str, first: object, second: object, tolerance: float
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
-    """Return where a record's id, start, seed and horizon differ from the plan."""
+    """Return the differences between a record's id, start, seed and horizon and those of the plan."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     pairs = [(name, getattr(header, name), plan) for name, plan in zip(_PLANNED, expected, strict=True)]
@@ -177,8 +177,9 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
-    """Return where a record's success and outcome differ from its replay, whose success after each action is given, or
-    it continues beyond its end; `planned` is None if no plan determines start and horizon.
+    """Return the differences between a record's success and outcome and those of its replay, and whether the record
+    continues beyond its planned end. `successes` has the replay's success after each action. `planned` is None if no
+    plan determines the start and the horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
@@ -203,18 +204,18 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 @dataclass(frozen=True)
 class ReplaySetting:
-    """Context shared by a run's replays: the host, its tasks and versions here, and the run's rules of episodes."""
+    """What a run's replays share: the host, its tasks and installed versions, and how the run's episodes begin."""
 
     host: Host
     tasks: Mapping[tuple[str, str], Task]
     versions: Mapping[str, str]
     rules: EvaluationProtocol
     run: RunFields
-    is_audit: bool = False  # in an audit, the planned starts of an official suite apply in any case
+    is_audit: bool = False  # in an audit, episodes of an official suite must begin at the suite's planned starts
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the context of a run's replays; raise `RunError` if it is incomplete or lacks rules of episodes."""
+        """Read the setting from a run folder. Raises `RunError` if the run is incomplete or lacks host or protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
@@ -239,14 +240,14 @@ class ReplaySetting:
         return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
-        """Return the task of an episode, with a search's wording if it has one; None if the host lacks it."""
+        """Return the task of an episode, with a search's instruction if there is one; None if the host lacks it."""
         task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
         if task and header.instruction and marks.is_chosen(header.benchmark):
             return replace(task, instruction=header.instruction)
         return task
 
     def plan(self, header: Header) -> PlannedEpisode | None:
-        """Return the planned episode of a record, by the number in its id; None if no plan determines its start."""
+        """Return the planned episode with the number in a record's id; None if no plan determines the start."""
         if self.is_own_loop or marks.is_chosen(header.benchmark):
             return None
         policy = header.policy or ""
@@ -262,11 +263,11 @@ class ReplaySetting:
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
 
     def needs_planned_start(self, header: Header) -> bool:
-        """Return whether a replay must begin at one of the starts of the official suite that an episode names."""
+        """Return whether a replay must begin at a start of the official suite that the episode names."""
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan and starts, planned or recorded; raise `RunError` if it cannot be replayed."""
+        """Return an episode's task, its plan if any, and the starts to try. Raises `RunError` if there is no replay."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -289,8 +290,8 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[files.Finding]:
-    """Replay recorded episodes by index in their host, and return a finding for each, or an open one with the reason if
-    none can be replayed here. Raises `RunError` if the archive changes meanwhile.
+    """Replay the recorded episodes with these indices in their host, and return a finding for each. If no episode can
+    be replayed here, return one open finding with the reason. Raises `RunError` if the archive changes meanwhile.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
@@ -320,18 +321,18 @@ class RunFields(msgspec.Struct):
     policies: tuple[_PolicyFields, ...] = ()
 
     def has_replayed(self, policy: str) -> bool:
-        """Return whether a policy played a recording, which determined the start of each of its episodes."""
+        """Return whether a policy played a recording, which then determined the starts of the policy's episodes."""
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
 def _use_installed(suite: str) -> str:
-    """Return the official suite that a suite's name or path means, so that no file can replace it; else `suite`."""
+    """Return the official suite that a name or path refers to, so that no file can replace that suite; else `suite`."""
     names = [part.name for part in (Path(suite), Path(suite).parent)]
     return next(filter(None, map(find_official_name, names)), suite)
 
 
 def complete_protocol(protocol: object) -> object:
-    """Return the protocol in run.json as an `EvaluationProtocol` has it, for `msgspec.convert`."""
+    """Return the protocol in run.json with all fields of an `EvaluationProtocol`, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     waited = protocol.get("wait_steps")
@@ -340,12 +341,12 @@ def complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return up to `count` indices, ascending: the episodes with the smallest digests of salt, policy and id."""
+    """Return the indices, ascending, of up to `count` episodes: those with the smallest `draw_key`."""
     return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
-    """Return the digest that orders episodes in a draw, smallest first."""
+    """Return the digest of salt, policy and episode id by which episodes are drawn, smallest first."""
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
@@ -361,7 +362,7 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> files.
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
             finding = files.open_check(name, f"the host cannot replay it here: {error}")
-        except Exception as error:  # a simulator can raise anything here, although it did not when this was recorded
+        except Exception as error:  # a simulator can raise anything, even if it did not when the episode was recorded
             finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
@@ -401,7 +402,7 @@ def _compare_replay(
 class _Simulation(msgspec.Struct):
     offscreen_renderer: bool | None = None
     as_rendered: bool | None = None
-    """Whether its resets compute the forward dynamics as with a renderer; ours do not without one."""
+    """Whether resets computed forward dynamics as they do with a renderer; our resets do so only with a renderer."""
     hard_reset: bool | None = None
     openblas_kernel: str | None = None
 
@@ -439,7 +440,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 
 def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
-    """Yield the start states stored in the record (zero to two)."""
+    """Yield the starts, zero to two, that a record describes."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
@@ -475,7 +476,7 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
 def replay_actions(
     host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
 ) -> tuple[Batch, list[bool]]:
-    """Return the record and the successes of an episode's actions, or of `actions` [T, A], played again."""
+    """Play an episode's actions, or `actions` [T, A], and return the record and the success after each action."""
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
     is_known, may_render = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
