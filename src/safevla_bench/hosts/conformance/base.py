@@ -1,4 +1,4 @@
-"""Base of the conformance rules: attributes and hooks for a host's author, trial episodes, and how rules fail."""
+"""Base of the conformance rules: attributes and hooks for a host's author, trial episodes, and failures of rules."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to try, and facts that its author knows. `targets` are all bodies with the role target; None = only the
-    record's `target_object`, if any. `roles` gives the expected roles of other bodies.
+    """A task to try, and facts about it that the host's author knows. `targets` are all bodies with the role target;
+    None = only the record's `target_object`, if any. `roles` gives the expected roles of other bodies.
     """
 
     suite: str
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A recorded episode, repeated in the same environment, which is still open, and in another environment."""
+    """A recorded episode (`batch`), repeated in the same environment, which is still open, and in another one."""
 
     trial: Trial
     task: Task
@@ -141,10 +141,10 @@ class HostRules:
     trials: ClassVar[Sequence[Trial]]  # the tasks to try; the gripper's hooks use the first
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # besides none; a camera checks its images
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # in addition to `Wants()`; cameras add rules
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, if they do not ship with the package
     capabilities: ClassVar[Sequence[str]] = ()
-    workspace_m: ClassVar[float] = 100.0
+    workspace_m: ClassVar[float] = 100.0  # largest allowed absolute value of a position's coordinate
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with time, as in MuJoCo
 
     def host(self) -> Host:
@@ -192,8 +192,8 @@ class HostRules:
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently. By default the
-        picture of the host's `stage`; `NotImplementedError` (a skipped rule) without one.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently of observations. By
+        default, this is the picture of the host's `stage`; a host without `stage` raises, and the rule is skipped.
         """
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
@@ -201,7 +201,7 @@ class HostRules:
 
     def __init_subclass__(cls) -> None:
         """Set to None the rules of hooks that are None, and the rules on images if no `other_wants` has a camera. Rules
-        that the class itself defines stay.
+        that the subclass itself defines stay.
         """
         if not hasattr(cls, "trials"):
             return  # a class of rules, not a host's test class
@@ -234,11 +234,11 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return the cached result of a hook in an environment of the first trial; skip the test if unimplemented."""
+        """Return the cached result of a hook in an environment of the first trial; skip the test without the hook."""
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
-        """Return the record of the episode by `self.seed` in a new environment of a new host, closed afterwards."""
+        """Return the record of an episode from `self.seed` in a new environment of a new host."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
 
@@ -270,7 +270,7 @@ def tracked_paths(batch: Batch) -> dict[str, Floats]:
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail the test with one sentence and no traceback unless `holds`: the reader wants the rule, not this module."""
+    """Fail the test with one sentence unless `holds`; without a traceback, which would only show this module."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
@@ -301,6 +301,6 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
-    """Skip the test if the run's three episodes differ in any bit, because comparing two would be meaningless."""
+    """Skip the test if the run's three episodes differ in any bit, which makes comparisons of episodes meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
         pytest.skip("the same actions gave another episode: see the rules on the same bytes")

@@ -36,8 +36,8 @@ class TaskRules(HostRules):
     """The host lists its tasks and versions, and settles by its still action."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless host, suites and tasks have names and instructions, ids are unique, indices count from 0, and
-        another instance lists the same.
+        """Fail unless host, suites and tasks have names, tasks have instructions and unique ids, their indices count
+        from 0, and another instance of the host lists the same tasks.
         """
         host, other = self.host(), self.host()
         suites = host.suites()
@@ -61,8 +61,8 @@ class TaskRules(HostRules):
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists none: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
-        """Fail unless `versions()` lists some, none of them empty, and the record's header has the same. The suite's
-        tasks are listed first, because its files may have a version, too.
+        """Fail unless `versions()` lists at least one version, none is empty, and the record's header has the same
+        versions. Tasks are listed before, because the files of a suite may have a version, too.
         """
         host = self.host()
         host.tasks(run.trial.suite)
@@ -72,9 +72,9 @@ class TaskRules(HostRules):
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
-        """Fail unless `Task.still` has the length of an action, lies within the bounds, and settling without
-        `wait_action` equals settling by `Task.still` and, if the host is repeatable, differs from settling by the
-        highest action.
+        """Fail unless `Task.still` has the length of an action and lies within the bounds. If the host is repeatable,
+        settling without `wait_action` must also equal settling by `Task.still`, and differ from settling by the highest
+        action.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
@@ -110,7 +110,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # bound on how far a body moves in a substep: records may be from its start, and states from its end
+_NEAR_M = 0.01  # bound on a body's motion in a substep: poses may be from its start, states from its end
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
@@ -121,8 +121,8 @@ class OptionalRules(HostRules):
     """Optional methods agree with the record; a host without them passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless methods, observations and cameras are those of `supports`, and everything else raises
-        `HostError`. `reset` must refuse undeclared starts, and `make` undeclared cameras, readings and poses.
+        """Fail unless methods, observations and cameras are those that `supports` declares. `reset` must raise
+        `HostError` for undeclared starts, and `make` for undeclared cameras, readings and poses.
         """
         host, task = self.host(), run.task
         supports = host.supports
@@ -149,7 +149,7 @@ class OptionalRules(HostRules):
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
-        is not the record of that step, except for success and dropped pairs.
+        differs from the episode's record of that step in more than success and dropped pairs.
         """
         env, newest = run.env, list[Batch]()
         skip_unless_repeatable(run)
@@ -163,13 +163,13 @@ class OptionalRules(HostRules):
         require_same(run.batch, batch, f"{run}: when records are asked for before each step, the episode")
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             differs = first_difference(_comparable_record(batch, step), _comparable_record(alone, 0))
-            if not differs and type(env).latest is not HostEnv.latest:  # HostEnv's version omits the state
+            if not differs and type(env).latest is not HostEnv.latest:  # the default method omits the state
                 states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
                 differs = first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail if the episode differs from one after `run_fast(False)`; passes for an environment without it."""
+        """Fail if the episode differs from one after `run_fast(False)`. Passes without the method `run_fast`."""
         if type(run.env).run_fast is HostEnv.run_fast:
             return
         skip_unless_repeatable(run)
@@ -203,9 +203,8 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates are within the state, do not overlap, have the length of their kind, and fit the
-        record. A tracked body may be 1 cm from its recorded position. Passes for a host without `states` and
-        coordinates.
+        """Fail unless coordinates are within the state, do not overlap, have the length of their kind, and place each
+        tracked body within 1 cm of its recorded position. Passes for a host without `states` and coordinates.
         """
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -225,8 +224,8 @@ class OptionalRules(HostRules):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average. The
-        true path is from privileged state, else from the states; the rule is skipped if neither has the body.
+        """Fail if the moved body's recorded path lags its true path by more than 0.6 control steps on average. The true
+        path is from privileged state, or else from the states; the rule is skipped if neither has the body.
         """
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
@@ -239,13 +238,13 @@ class OptionalRules(HostRules):
         moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
         off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
         require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")
-        # A lag of one substep is correct: MuJoCo computes poses at its start. A lag of one control step is 1.
+        # A lag of one substep is correct, as MuJoCo computes poses at its start. One control step counts as 1.
         late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps off; read them right after the last"
         require(off <= _LATE * moved, f"{late} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
-        """Fail unless pictures of the first and last record have the requested size, repeat, and show bodies where they
-        were recorded; passes for a host without `stage`.
+        """Fail unless pictures of the first and last record have the requested size, repeat, and show bodies at their
+        recorded positions. Passes for a host without `stage`.
         """
         host, batch = self.host(), run.batch
         if not host.supports.pictures:

@@ -1,4 +1,4 @@
-"""Rules on records: their content, their units, that they repeat, and that observing changes nothing."""
+"""Rules on records: their content and units, that episodes repeat, and that observing changes nothing."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
 _RIGID_M = 0.001
-_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimeters are too large by a thousand
+_TOO_STRONG = 50.0  # multiple of the torque limits; values in N·mm would be 1000 times too large
 
 
 class RecordRules(HostRules):
     """A record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
-        """Fail unless there is one more record than actions after each step, and it holds the given actions."""
+        """Fail unless after each step there is one more record than actions, and the record holds the actions."""
         lengths: list[int] = []
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -53,16 +53,16 @@ class RecordRules(HostRules):
         require(is_same, f"{run}: the recorded actions differ from those that were given.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
-        """Fail unless the header has the task's benchmark and id, the observed instruction, and both seed numbers."""
+        """Fail unless the header has the task's benchmark and id, the observed instruction, index and `env_seed`."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
-        instruction = run.env.reset(seed).instruction  # an episode that draws its objects names them itself
+        instruction = run.env.reset(seed).instruction  # if objects are drawn, their names are in it
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
-        """Fail unless the bodies with the role target are the trial's `targets`, else only the header's
-        `target_object`, some body has the role robot, and the trial's bodies have the given roles.
+        """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
+        `target_object`), some body has the role robot, and the bodies in the trial's `roles` have these roles.
         """
         primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -82,8 +82,8 @@ class RecordRules(HostRules):
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
-        """Fail unless `dt` is 0.1 ms to 2 s and equals the environment's `dt_s` and the interval between the states'
-        times, which are checked only if recorded with `state_begins_with_time`.
+        """Fail unless `dt` is 0.1 ms to 2 s and equals the environment's `dt_s`. If states are recorded and
+        `state_begins_with_time`, the interval between their times must also equal `dt`.
         """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
@@ -106,7 +106,8 @@ class RecordRules(HostRules):
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
         """Fail if a body has neither a tracked pose nor a part's pose, no part belongs to the hand, or the end effector
-        moves by a millimeter or more relative to the hand's first part; passes without a geometry or end effector.
+        moves by a millimeter or more relative to the hand's first part. Passes for a record without a geometry. The
+        hand is checked only if the record has an end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -125,8 +126,8 @@ class RecordRules(HostRules):
         require(moved < _RIGID_M, f"{run}: the end effector moves by {moved:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
-        """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit;
-        passes without torques.
+        """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit.
+        Passes for a record without torques.
         """
         if not run.batch.joint_torque_nm.present.all():
             return
@@ -178,7 +179,7 @@ class ContactRules(HostRules):
             require({roles[a], roles[b]} != {"robot"}, f"The fingers close on each other, recorded as {a} against {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
-        """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact and no grip."""
+        """Fail unless, after `touch_with_one_finger`, the robot touches the body in the last record, without a grip."""
         run = self.run_hook("touch_with_one_finger")
         body, batch = run.result, run.batch
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
@@ -208,13 +209,13 @@ class RepeatRules(HostRules):
         require_same(run.batch, run.again, f"{run}: a second episode in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
-        """Fail if an episode differs in any bit from that in a new environment of a new host."""
+        """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
         require_same(run.batch, run.elsewhere, f"{run}: the same episode in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
         """Fail if the states of the hook `bare` and the record differ in any bit, if the hook does not give one more
-        state than actions, or the record has no states. Skipped without the hook. If the hook `hold` is implemented,
-        its motion, which involves contact, is compared too.
+        state than actions, or if the record has no states. Skipped without the hook `bare`. If the hook `hold` is
+        implemented, its motion, which involves contact, is compared, too.
         """
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
@@ -237,8 +238,8 @@ class RepeatRules(HostRules):
         require(not differing, f"{run}: with the recorder the simulator's state differs from {first} on.")
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
-        """Fail if an episode with any of `other_wants` differs in any bit from one without observations, except for the
-        renderer in the header.
+        """Fail if an episode with any of `other_wants` differs in any bit from an episode with `Wants()`, except in the
+        header's description of the simulation, such as the renderer.
         """
         skip_unless_repeatable(run)
         for wants in self.other_wants:
@@ -246,7 +247,7 @@ class RepeatRules(HostRules):
             require_same(blind, seeing, f"{run}: with {wants} the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
-        """Fail unless a reset returns the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
+        """Fail unless a reset returns an image, uint8 [H, W, 3] of `image_size`, of each camera in `other_wants`."""
         for wants in self.other_wants:
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
@@ -257,8 +258,8 @@ class RepeatRules(HostRules):
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail if a flipped or mirrored image is closer to the hook `upright`'s than the image itself. Checks the
-        cameras of the first of `other_wants` that has any; stops at another shape, which another rule checks.
+        """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Checks the
+        cameras of the first of `other_wants` that has any. Stops at a wrong shape, which another rule reports.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -294,8 +295,8 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail if a `drawn` start has the `sim_state` of its index's initial state, or does not repeat. Passes if a
-        reset refuses it by `HostError`, every start is drawn, or initial states differ only in their goals.
+        """Fail if a `drawn` start has the `sim_state` of the initial state with its index, or does not repeat. Passes
+        if resets refuse `drawn` by `HostError`, every start is drawn, or initial states differ only in their goals.
         """
         count = run.task.init_states
         if count is None:
@@ -330,8 +331,8 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 GRAVITY_M_S2 = 9.81
 _OFF, _LARGEST_IMPULSE = 0.05, 2.0
-"""Allowed relative error of the net force on a body at rest, and largest impulse as a multiple of its weight; the
-impulse sums the norms of forces that partly oppose each other.
+"""Allowed relative error of the net force on a body at rest, and largest impulse as a multiple of weight times `dt`. An
+impulse may exceed weight times `dt` because it sums the norms of forces that partly oppose each other.
 """
 _OFF_DEG = 2.0
 
@@ -340,8 +341,8 @@ class PhysicsRules(HostRules):
     """Forces are in newtons, angles are correct, and a motion with contact repeats."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
-        """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, within 5 %, and its
-        impulses in a control step are that weight times `dt`. Without net forces, only `impulse_ns` is checked.
+        """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, and `net_impulse_ns`
+        is weight times `dt`, both within 5 %, and `impulse_ns` is 0.95 to 2 times that. Unknown values pass.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
@@ -381,8 +382,8 @@ class PhysicsRules(HostRules):
         require_same(held.batch, again, "The motion of hold(), repeated in a new environment,")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
-        """Fail if an episode after that of the hook `hold` differs in any bit from one in a new environment: some GPU
-        engines clear their contact buffers only at the next step.
+        """Fail if an episode after that of the hook `hold` differs in any bit from its repetition in a new environment.
+        Some GPU engines clear their contact buffers only at the next step.
         """
         skip_unless_repeatable(run)
         host = self.host()
@@ -399,7 +400,7 @@ def _drop_simulation(batch: Batch) -> Batch:
 
 
 def _sums_on(batch: Batch, body: str) -> list[float]:
-    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN = unknown."""
+    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN if unknown."""
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     own = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

@@ -82,7 +82,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return squares of ±1 cm for the starts of block, cup and tray; the block's start is drawn per episode."""
+        """Return x and y of block, cup and tray, within ±1 cm of the task's places; `own` are its initial states."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flat_places(_first_objects(task.index))
         starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
@@ -190,7 +190,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
-        Objects start where the recorded state of `seed` has them, else where index and `env_seed` draw them.
+        Objects start as in the recorded state of `seed`; without one, index and `env_seed` draw their positions.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -221,7 +221,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the position [3] of the gripper and of each movable body in the flat state; works before a reset."""
+        """Return the positions [3] of the gripper and of each movable body in the flat state, even before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
     def close(self) -> None:

@@ -29,12 +29,12 @@ REMEDY = (
     "On a CPU install Mesa's lavapipe, 24.3 or newer, on an NVIDIA GPU its Vulkan driver: docs/howto/maniskill.md; "
     "policies that want no images run nonetheless"
 )
-_TEXTURES = "rgb+segmentation"  # a digital twin puts a photograph behind what the segmentation leaves out
+_TEXTURES = "rgb+segmentation"  # digital twins show a photograph at pixels that the segmentation leaves out
 _building = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
 
 
 class _NoVisual:
-    """Replaces a material or texture, which nothing shows."""
+    """Replacement of a material or texture in a scene that is not rendered."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -44,8 +44,8 @@ class _NoVisual:
 
 @contextmanager
 def building(*, renders: bool) -> Iterator[None]:
-    """Let SAPIEN build scenes, without a rendering device unless the scene `renders`: `render_backend="none"` still
-    makes materials. Threads take turns.
+    """Let SAPIEN build scenes in the block, in one thread at a time. A scene that does not render needs no rendering
+    device: the materials that SAPIEN makes even with `render_backend="none"` are replaced.
     """
     import sapien.render
     import sapien.wrapper.urdf_loader
@@ -58,8 +58,8 @@ def building(*, renders: bool) -> Iterator[None]:
 
 
 def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None:
-    """Let the next scenes of ManiSkill's environment have these cameras in a size (height, width). The view stays the
-    same: another shape of a picture with an intrinsic matrix is stretched.
+    """Set the picture size (height, width) of cameras in the next scenes of ManiSkill's environment. The view stays the
+    same: the picture of a camera with an intrinsic matrix is stretched to the new shape.
     """
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
@@ -71,8 +71,8 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
 
 
 def load_backgrounds(env: Any) -> None:
-    """Give a digital twin its own photographs, in their full size: ManiSkill shares them between all environments, and
-    keeps them in the size of the first.
+    """Load a digital twin's background photographs in full size, for this environment alone. ManiSkill shares the
+    photographs between all environments, in the picture size of the first.
     """
     paths = env.rgb_overlay_paths.items()
     env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
@@ -87,7 +87,7 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
     mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
     with mock.patch.multiple(env, **mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
-            del env._sensors[name]  # the scene has the same dictionary, and renders all in it
+            del env._sensors[name]  # the scene shares this dictionary, and renders all cameras in it
         seen = env._get_obs_sensor_data()
     return {name: np.array(seen[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 
@@ -161,7 +161,7 @@ def vulkan_devices() -> dict[str, str]:
 
 
 def main() -> None:
-    """Render a white ball on black, 64 x 64; print the device and the darkest and brightest value as JSON."""
+    """Render a white ball on black, 64 x 64; print the device's name and the extreme pixel values as JSON."""
     name = render_device()
     import sapien
 

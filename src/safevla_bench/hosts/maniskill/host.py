@@ -1,4 +1,4 @@
-"""ManiSkill 3, recorded: tasks of arms in SAPIEN, on PhysX's CPU solver.
+"""Host of ManiSkill 3: tasks of arms in SAPIEN, on PhysX's CPU solver.
 
 Policies that want no pictures need no Vulkan (`graphics`). PhysX reports the normal forces of contacts but no friction
 (docs/howto/maniskill.md).
@@ -46,10 +46,10 @@ _READINGS = ("joint_pos", "joint_vel")
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An arm: `embodiment` is its name in records, `hand` the link whose pose is the end effector's, `fingers` are
-    parts of the names of its finger links. `controls` maps each supported control mode of ManiSkill, the default first,
-    to the parts of an action and their number; `action_high` are the upper bounds, opposite to the lower, if not 1.
-    Torque limits [N·m], base first; None = those of the embodiment.
+    """An arm. `embodiment` is its name in records, `hand` the link whose pose is the end effector's. Each of `fingers`
+    is a part of the names of one finger's links. `controls` maps each supported control mode of ManiSkill, the default
+    first, to the meaning and the number of an action's values. `action_high` are the upper bounds of an action, () = 1;
+    the lower bounds are their negatives. Torque limits [N·m], base first; None = those of the embodiment.
     """
 
     embodiment: str
@@ -66,10 +66,10 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The bodies that a task's success requires to be moved, a held tool last, the conjuncts of success by their names
-    in the result of `evaluate`, `not NAME` if it must be false, ManiSkill's limit in steps, and the robots that
-    ManiSkill made the task for, its default first. The task's suite, the number of its fixed `layouts`, its furniture
-    that ManiSkill lets move, and the names of several equal arms in ManiSkill's order.
+    """Facts about a task. `targets` are the bodies that success requires to be moved, a held tool last. `subgoals` are
+    the conjuncts of success, named as in the result of `evaluate`; `not NAME` must be false. `horizon` is ManiSkill's
+    limit in steps. `robots` are those that ManiSkill made the task for, its default first. `layouts` is the number of
+    fixed layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names equal arms in ManiSkill's order.
     """
 
     targets: tuple[str, ...]
@@ -83,7 +83,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What precedes the names of each arm's links in records."""
+        """Prefix of the names of each arm's links in records."""
         return tuple(f"{arm}_" for arm in self.arms) or ("",)
 
 
@@ -91,10 +91,10 @@ TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dic
 
 
 class ManiskillHost(Host):
-    """The host `maniskill`; everything but its suites and tasks needs the extra `maniskill`.
+    """The host `maniskill`; everything except listing suites and tasks needs the extra `maniskill`.
 
-    `control` is a control mode, by default the robot's first. `robot` selects the tasks that ManiSkill made for it, by
-    default those of any Panda, each with ManiSkill's default.
+    `control` is a control mode, by default the robot's first. `robot` selects the tasks that ManiSkill made for this
+    robot. The default selects the tasks for any Panda, each with ManiSkill's default Panda.
     """
 
     name = "maniskill"
@@ -134,8 +134,8 @@ class ManiskillHost(Host):
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
-        """Return a new environment of one task; raise `HostError` for a policy that gives poses, and for cameras that
-        the robot or this machine cannot have.
+        """Return a new environment of one task. Raises `HostError` if the policy gives poses, or wants a camera that
+        the robot lacks or this machine cannot render.
         """
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
@@ -147,8 +147,8 @@ class ManiskillHost(Host):
         return ManiskillEnv(task, wants, self.versions(), self._control, robot)
 
     def stage(self, task: Task, episode: Batch) -> ManiskillStage:
-        """Return a stage for a recorded episode, a batch of one with its `sim_state`. Without a rendering device it
-        describes shapes and poses only. Raises `HostError` if the record lacks states or its start.
+        """Return a stage for `episode`, a batch of one that includes `sim_state`. Without a rendering device, the stage
+        has only shapes and poses. Raises `HostError` if the record lacks states or its start.
         """
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
@@ -190,9 +190,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a new scene with a seed made of `env_seed` and the index, or in the layout of that index;
-        settle, take record 0. At least one settling step is made, because PhysX reports contacts only after a step;
-        where ManiSkill's reset has let things settle, it is a physics step.
+        """Start an episode in a new scene, drawn with a seed computed from `env_seed` and the index, or in the layout
+        of that index; settle, take record 0. At least one settling step is made, because PhysX reports contacts only
+        after a step. In a task with layouts, whose objects ManiSkill's reset settles, this is a single physics step.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -250,7 +250,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
-        """Return a stage, which owns this environment, for a recorded episode: a batch of one with its `sim_state`."""
+        """Return a stage, which owns this environment, for `episode`, a batch of one that includes `sim_state`."""
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
@@ -343,8 +343,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # the other tasks choose their own
-    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # without a GPU, the CPU
+    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # other suites choose their robots
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` also works on a CPU
     changed: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -358,15 +358,15 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
 
 
 def start(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
-    """Build a new scene, so that nothing of an earlier episode remains in the solver, and draw the start, unless it is
-    one of the fixed layouts.
+    """Build a new scene, so that nothing of an earlier episode remains in the solver. Draw the start, unless `layout`
+    is the number of a fixed layout.
     """
     with graphics.building(renders=renders):
         env.reset(seed=seed, options={"reconfigure": True} | ({} if layout is None else {"episode_id": layout}))
 
 
 def agents(env: Any) -> list[Any]:
-    """Return ManiSkill's agents: that of the robot, or of each of several."""
+    """Return ManiSkill's agents, one for each robot."""
     return list(getattr(env.agent, "agents", [env.agent]))
 
 
@@ -382,7 +382,7 @@ def arm_links(articulation: Any, robot: Robot) -> list[int]:
 
 
 def split_action(env: Any, action: Action) -> Any:
-    """Return an action as ManiSkill takes it: of several agents by their names."""
+    """Return an action in ManiSkill's form: an array, or agent -> array if there are several agents."""
     names = getattr(env.agent, "agents_dict", None)
     single = action.astype(np.float32)
     return single if names is None else dict(zip(names, np.split(single, len(names)), strict=True))
@@ -398,23 +398,23 @@ def settle_once(env: Any, still: Action) -> None:
 
 _DOWNLOADS = {"widowx250s": "robots/widowx", "bridge_v2_real2sim": "tasks/bridge_v2_real2sim_dataset"}
 DOWNLOAD = " and ".join(f"python -m mani_skill.utils.download_asset {name}" for name in _DOWNLOADS)
-"""What fetches the files of SimplerEnv's tasks."""
+"""The commands that fetch the files of SimplerEnv's tasks."""
 
 
 def missing_downloads() -> tuple[str, ...]:
-    """Return ManiSkill's names of the robot and the scenes of SimplerEnv's tasks that are not on this machine."""
+    """Return ManiSkill's names of those downloads for SimplerEnv's tasks that this machine lacks."""
     root = Path(os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill", "data")
     return tuple(name for name, folder in _DOWNLOADS.items() if not (root / folder).is_dir())
 
 
 def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's freely moving bodies, but furniture, by ManiSkill's names."""
+    """Return SAPIEN's freely moving bodies, except furniture, by ManiSkill's names."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's links by recorded name: their own, after the arm's if there are several."""
+    """Return SAPIEN's links by recorded name: SAPIEN's name, after the arm's name if there are several arms."""
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
@@ -427,8 +427,8 @@ def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
 
 
 def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
-    """Return names and roles: links have their own names, actors ManiSkill's. Bodies without collision shapes, such as
-    goal markers, are left out. Shapes of one entity form one body.
+    """Return names and roles of the scene's bodies: links by `name_links`, actors by ManiSkill's names. Bodies without
+    collision shapes, such as goal markers, are left out. Shapes of one entity form one body.
     """
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
@@ -445,7 +445,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
 
 
 def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
-    """Return the shapes of both finger groups among an arm's links."""
+    """Return the ids of the shapes of each of an arm's two fingers."""
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers
     )
@@ -453,14 +453,14 @@ def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], li
 
 
 def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
-    """Return the links and the fingers of each of several arms, by name."""
+    """Return the links and the fingers of each arm of several, by the arm's name."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     own = {arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms}
     return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in own.items()}
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the robot's links and the solid actors as parts, the indices of hand and fingers, and SAPIEN's bodies."""
+    """Return the robot's links and the solid actors as parts, the parts of hand and fingers, and each part's body."""
     named = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     links = sorted(name_links(env, facts).values(), key=lambda link: len(_ancestors(link)))
     places = {link.entity.per_scene_id: place for place, link in enumerate(links)}
@@ -486,7 +486,7 @@ def _ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    """Return the components in which a link moves: one for a joint about or along an axis of its frame."""
+    """Return the components of `Part.motion` of a link: only one if it moves about or along an axis of its frame."""
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -501,8 +501,8 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
-    """Yield the contact points that carry force, with the normal force on the second body in the world frame [N], [3].
-    SAPIEN also lists points that are only close, and gives the impulse on the first body.
+    """Yield the contact points that carry force, with the normal force [3] on the second body [N], world frame. SAPIEN
+    also lists points that are only close, and gives the impulse on the first body instead.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)

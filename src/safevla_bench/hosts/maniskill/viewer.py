@@ -1,4 +1,4 @@
-"""Viewer of a recorded ManiSkill episode, set from the record's `sim_state`: pictures, collision shapes, contacts.
+"""Viewer of a recorded ManiSkill episode: pictures, collision shapes and contacts, from the record's `sim_state`.
 
 Only pictures need a rendering device.
 """
@@ -24,7 +24,7 @@ _SKETCH = (120, 160)
 _FOVY_RAD = np.pi / 4  # as MuJoCo's free camera, for which `close_ups` chooses distances
 _ENDLESS_M = 10.0
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x with z up, ours along -z with y up
-_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # capsules, cylinders and normals of planes lie along x, ours z
+_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes point along x, ours along z
 _RGBA = {
     "robot": (0.85, 0.85, 0.88, 1.0),
     "target": (0.85, 0.45, 0.25, 1.0),
@@ -41,8 +41,8 @@ def to_pose(pose: Any) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class StagedScene:
-    """ManiSkill's environment with the scene of an episode. `bodies` are SAPIEN's, by recorded name; `tracked` are the
-    names of those whose positions are recorded, `arm` of the links that the arm's joints move.
+    """ManiSkill's environment with the scene of an episode. `bodies` are SAPIEN's bodies by recorded name. `tracked`
+    names the bodies whose positions are recorded, `arm` the links that the arm's joints move.
     """
 
     env: Any
@@ -54,10 +54,10 @@ class StagedScene:
 
 
 class ManiskillStage(stage.Stage):
-    """One episode of the host; it owns the host's environment."""
+    """One recorded episode of the host. The stage owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
-        """Keep the episode, a batch of one; raise `HostError` if it has no states, or those of another scene."""
+        """Keep the episode, a batch of one. Raises `HostError` if it has no states, or states of another scene."""
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._names = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -65,8 +65,8 @@ class ManiskillStage(stage.Stage):
         self.arm, self.further_cameras = scene.arm, scene.cameras[1:]
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
-        """Return the default camera if it shows every body well or `bodies` is empty, else a close-up that shows them
-        nearly best. Raises `HostError` if the scene has no such body or rendering is not possible.
+        """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
+        shows them nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
         """
         usual = stage.Camera(self._scene.cameras[0])
         balls = [ball for name in bodies if (ball := self._bounding_ball(record, name))]
@@ -80,8 +80,8 @@ class ManiskillStage(stage.Stage):
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
     ) -> stage.Picture:
-        """Return one record's picture from one camera. Raises `HostError` if the scene has no such body or rendering is
-        not possible, and `KeyError` if the scene has no camera of that name.
+        """Return one record's picture from one camera. Raises `HostError` if the scene lacks a body or cannot be
+        rendered, and `KeyError` if the scene has no camera of that name.
         """
         self._set(record)
         wanted = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
@@ -106,7 +106,7 @@ class ManiskillStage(stage.Stage):
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the poses of the bodies in a record, and which of them the next physics step finds in contact."""
+        """Return the poses of the bodies in a record, and the contacts that one further physics step finds."""
         self._set(record)
         places, turns = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
         positions_m = self._positions()
@@ -132,7 +132,7 @@ class ManiskillStage(stage.Stage):
     # Cameras
 
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
-        """Return position [3], quaternion wxyz [4] and vertical field of view of a camera, in SAPIEN's axes."""
+        """Return a camera's position [3], quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad]."""
         if camera.lookat_m is not None:
             azimuth, elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(azimuth), 0.0, 0.0, np.sin(azimuth)])
@@ -145,7 +145,7 @@ class ManiskillStage(stage.Stage):
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
         config = configs[camera.name]
-        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # of several robots none has a camera
+        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # several robots have no cameras
         mount = config.mount or links.get(config.entity_uid)
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
@@ -171,7 +171,7 @@ class ManiskillStage(stage.Stage):
         return shares(self.render(record, camera, _SKETCH, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
-        """Return center [3] and radius [m] of a body's shapes but planes; None if it has no others."""
+        """Return center [3] and radius [m] of a ball around a body's shapes except planes; None if there are none."""
         body = self._scene.bodies[self._require_body(name)]
         self._set(record)
         place_m, turn = to_pose(body.entity.pose)
@@ -219,7 +219,7 @@ def shape_kind(shape: Any) -> Any:
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a box around each collision shape in the body's frame, [K, 10], and its planes, [L, 7]."""
+    """Return a box around each collision shape of a body, [K, 10], and its planes, [L, 7], as `Part` has them."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
     for shape in body.collision_shapes:
         place, turn = to_pose(shape.local_pose)
@@ -238,7 +238,7 @@ def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def half_size(shape: Any) -> tuple[float, float, float]:
-    """Return half the size of a box, sphere, capsule or cylinder along its axes [m]; x is along its axis."""
+    """Return half the size [m] of a box, sphere, capsule or cylinder; x is along a capsule's or cylinder's axis."""
     if shape_kind(shape) == "box":
         x, y, z = map(float, shape.half_size)
         return x, y, z

@@ -1,5 +1,5 @@
-"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value. A file with a `base` holds only
-the values in which it differs from the protocol of that name, and their sources.
+"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value. A file that names another
+protocol as its `base` holds only the values that differ from that protocol, with their sources.
 
 A protocol defines how episodes start and end, and how a policy sees the scene and answers.
 """
@@ -21,8 +21,8 @@ from safevla_recorder.simulator_versions import version_number
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
-SERVER_SEED = " or server"  # suffix of an environment's seed that a policy's server may replace by its own
-UNKNOWN_SOURCE = "unknown"  # written for a source or a version that is unknown
+SERVER_SEED = " or server"  # suffix of an `env_seed` that a policy's server may replace by another seed
+UNKNOWN_SOURCE = "unknown"  # written in place of an unknown source or version
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
 
 
@@ -42,7 +42,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published way to evaluate; `FIELDS` describes each value, `sources` cites it."""
+    """One published way to evaluate. `FIELDS` describes each value; `sources` cites the source of each value."""
 
     name: str
     about: str
@@ -57,12 +57,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]  # host -> package -> version of its authors, a bound, or `unknown`
+    simulator: dict[str, dict[str, str]]  # host -> package -> its authors' version, a bound, or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the settling steps before record 0: the suite's by its exact name, else `wait_steps`."""
+        """Return the number of settling steps before record 0: that of exactly this suite, else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
@@ -78,8 +78,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> (the protocol's version, the installed version) where they differ. A version that is
-        unknown on either side does not count as different.
+        """Return package -> (the protocol's version, the installed version) for packages whose versions differ. An
+        unknown version does not count as different.
         """
         differing = {}
         for package, established in self.simulator.get(host, {}).items():
@@ -97,17 +97,17 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Descriptions of a protocol's values, in table order; per-suite values have the suite's name after a dot."""
+"""Field of a protocol -> its description, in the order of tables; a dot precedes the name of an inner field."""
 
 
 PRESET = "safevla-bench"
 RELEASE = "release"
-_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suites whose own evaluator ends an episode otherwise than the preset
+_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suite -> protocol of its evaluator, which ends episodes differently
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One value in one or several protocols, in their order, with the source of each."""
+    """One field's value in each of one or several protocols, in their order, and the source of each value."""
 
     field: str
     values: tuple[object, ...]
@@ -119,15 +119,15 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap,
-    else None. LIBERO-PRO evaluates its suites like LIBERO's.
+    """Return a suite's value. If it has none, return the value of the suite whose name it extends, else None. For
+    example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)
 
 
 def default_protocol(suites: Iterable[str]) -> str:
-    """Return the name of the protocol if none is chosen: the suites' own, if all have the same, else the preset."""
+    """Return the name of the default protocol: that of the suites if all have the same one, else the preset."""
     chosen = {_OF_SUITES.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
@@ -156,7 +156,7 @@ def _replace_values(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol of run.json differs from its named preset; [] without a preset."""
+    """Return the fields in which a protocol in run.json differs from the shipped one of its name; [] if none ships."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []
@@ -166,8 +166,8 @@ def preset_differences(recorded: Mapping[str, object]) -> list[str]:
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return a row per value except the name, in the order of `FIELDS`, then by field. A row holds the value of each
-    protocol, None if it has none.
+    """Return a row per field except the name, sorted by the order in `FIELDS`, then by field. A row holds the field's
+    value in each protocol, None if the protocol has no such field.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)

@@ -1,13 +1,13 @@
-"""RoboCasa-365, recorded: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5.
+"""Host of RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5.
 
 Task, split, index and the environment's seed determine an episode, with RoboCasa's numbering of scenes:
 
 - `target`: the ten scenes (layout i, style i), i = 1..10, in turn; index 10 is the first scene again.
-- `pretrain`: the layouts 11..60 in turn, each with the style of its number; each round of fifty uses the next style,
-  so that 2,500 episodes see every pair once.
+- `pretrain`: the layouts 11..60 in turn, each with the style of the same number; in each further round of fifty, each
+  layout gets the next style, so that 2,500 episodes use every pair once.
 
-Pairs that a RoboCasa task excludes are removed before counting. The kitchen's generator, which draws objects, their
-positions and the robot's, is seeded with 1000 * env_seed + index.
+Pairs that a RoboCasa task excludes are removed before counting. The kitchen's random generator, which draws objects,
+their positions and the robot's position, is seeded with 1000 * env_seed + index.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_
 
 
 class RobocasaHost(environment.MujocoHost):
-    """The host `robocasa`; everything but its suites and tasks needs the extra `robocasa` and RoboCasa's assets.
+    """The host `robocasa`; everything except listing suites and tasks needs the extra `robocasa` and RoboCasa's assets.
 
     Args:
-        split: whose scenes and objects: `target` (layout and style 1 to 10) or `pretrain` (11 to 60).
-        horizons: of which release of RoboCasa: `v1.0.1` or `v1.0.0`.
+        split: the scenes and objects to use: `target` (layouts and styles 1 to 10) or `pretrain` (11 to 60).
+        horizons: the release of RoboCasa whose horizons apply: `v1.0.1` or `v1.0.0`.
     """
 
     name = "robocasa"
@@ -88,14 +88,14 @@ class RobocasaHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, if it has no
-        such task, camera or reading, or if the policy gives poses.
+        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, if RoboCasa
+        has no such task, camera or reading, or if the policy gives poses.
         """
         check_wants(wants, self.supports, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Return a stage for a recorded episode, a batch of one with its `sim_state`, in its recorded kitchen."""
+        """Return a stage for `episode`, a batch of one that includes `sim_state`, in the recorded kitchen."""
         scene = host_header(episode.extra[0]).get(self.name)
         if not isinstance(scene, Mapping) or "split" not in scene:
             problem = "the record does not say by which split and seed its kitchen was made"
@@ -105,8 +105,8 @@ class RobocasaHost(environment.MujocoHost):
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
-        placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+        """Return the versions of all that trajectories depend on. The version of `robocasa-assets` is `official`, or
+        `stand-in` for placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
         """
         require_robocasa()
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -140,11 +140,11 @@ class RobocasaEnv(environment.RobosuiteEnv):
         """Start an episode in a newly built kitchen, settle, take record 0.
 
         The same seed gives the same bytes, in this environment or another. RoboCasa rebuilds its model at each reset,
-        and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new one. Draws
-        that RoboCasa makes in the order of a set have a fixed order here. The kitchen's reset settles for ten control
-        steps before those of `seed`.
+        and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new kitchen.
+        Draws that RoboCasa makes in the order of a set are made in a fixed order. The kitchen's reset settles for ten
+        control steps, before the settling steps of `seed`.
 
-        Every start is drawn, with or without `seed.drawn`: RoboCasa's tasks have no initial states.
+        Every start is drawn, even without `seed.drawn`, because RoboCasa's tasks have no initial states.
 
         Raises:
             HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
@@ -211,8 +211,8 @@ def task_goal(task: Task) -> Goal:
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Kitchen:
-    """Return the start of the episode with this index >= 0, skipping layouts and styles that the task excludes. After
-    the last allowed scene of the split, the first follows again.
+    """Return the kitchen of the episode with the index of `seed` (>= 0), skipping layouts and styles that the task
+    excludes. After the last allowed scene of the split, the first follows again.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -246,8 +246,8 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
 
 
 def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
-    """Return a reader of the kitchen's ground truth. `sites_m` has the centers of the buttons that RoboCasa names. For
-    a navigation task it has `goal`, where the base should stand, and `goal_ahead`, 1 m in front of that.
+    """Return a reader of the kitchen's ground truth. Its `sites_m` are the centers of the buttons that RoboCasa
+    names. In a navigation task, also `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
@@ -332,13 +332,13 @@ def _import_robocasa(root: Path) -> None:
         counter = importlib.import_module("robocasa.models.fixtures.counter")
     # RoboCasa puts the tops of a counter into a set of XML elements, which Python orders by address, and then draws a
     # top by its position in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
-    # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
+    # process that had built other kitchens placed a stand mixer elsewhere. The replacement keeps the model's order; the
     # module uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 def _load_package(root: Path) -> None:
-    """Import RoboCasa with the assets in `root`; its first modules read the path once and for all."""
+    """Import RoboCasa with the assets in `root`, a path that RoboCasa's first modules read only once."""
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:
