@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values; `room` is the share added at ends other than 0."""
+        """Return an interval with 0, the limit and all finite values; `room` is a share added at ends other than 0."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)

@@ -1,6 +1,6 @@
-"""Pictures with border, outlines and caption, and films of episodes. Output is JPEG, or H.264 with the extra `video`.
+"""Pictures with border, outlines and caption (JPEG), and films of episodes (H.264, needs the extra `video`).
 
-A film of a whole episode shows its cameras side by side, the task, the clock and every judged clause.
+A film of a whole episode shows the pictures of its cameras side by side, the task, the clock and the violated clauses.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
 _TITLE, _DETAIL = 15, 13
 _SMALLEST = 9
 _STROKE = 2
-# Bodies that fill a larger share of the picture, such as a floor or a table top, get no outline.
+# Bodies that fill at least this share of the picture, such as a floor or a table top, get no outline.
 _SURFACE = 0.25
 _CAPTION = 50
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
-    """Return the picture [H, W, 3] extended by a border of this color and two lines of text below."""
+    """Return the picture [H, W, 3] in a border of the color `border`, with two lines of text below."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -52,9 +52,9 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body, outside its region. `seen` [H, W]
-    holds the number of each pixel's body, from 1, or 0 for none. Bodies that fill a quarter of the picture or more get
-    no line.
+    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body's region. `seen` [H, W] holds, for
+    each pixel, the number of the body seen there, from 1, or 0 for none. Bodies that fill a quarter of the picture or
+    more get no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -95,7 +95,7 @@ def write_line(
 
 @cache
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return a font file of matplotlib in this size, so that pictures look the same on every machine."""
+    """Return a font from a file that comes with matplotlib, so that pictures look the same on every machine."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
@@ -103,7 +103,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 # The first available encoder is used; none needs special hardware, and browsers play the first two.
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-# Constant for every picture, because x264's rate control (crf) is not always reproducible.
+# The quantizer is the same for every picture, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
 
@@ -136,15 +136,15 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     return sink.getvalue()
 
 
-# A film of a whole episode, drawn from recorded states, so that it can be made after the run and from replays
+# A film of a whole episode, rendered from recorded states; so it can be made after the run
 
 RenderPicture = Callable[[int, Camera], Pixels]  # returns the picture of a record from a camera, [H, W, 3]
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
-    """Yield the pictures of an episode, one per record, all of one size, from at least one camera. Task, clock and
-    currently violated clauses with their values are written under the cameras' pictures. The border is red while a
-    clause is violated, green in the last record of a success, else grey.
+    """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
+    cameras' pictures are the task, the clock and the clauses violated in this record, with values. The border is red
+    while a clause is violated, green in the last record of a success, else grey.
     """
     charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1

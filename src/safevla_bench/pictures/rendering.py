@@ -1,4 +1,4 @@
-"""Rendering of a run's episodes: each is recreated in its host; its shots are rendered, written and indexed."""
+"""Rendering of a run's episodes: each is recreated in its host, and pictures of it are rendered and stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
-# Kinds of frames that cover every record; the others are stills.
+# Kinds of frames that show all records of an episode; the others are stills.
 _WHOLE_EPISODE: frozenset[run_folder.Kind] = frozenset({"video", "replay3d"})
 # Height and width of each camera's picture in a film.
 _VIDEO_SIZE = (360, 360)
@@ -35,7 +35,7 @@ _VIDEO_SIZE = (360, 360)
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """Height and width of stills without border and caption, and the other outputs per episode."""
+    """The size of stills (height and width without border and caption), and what else to make of each episode."""
 
     size: tuple[int, int] = (480, 640)
     video: bool = False  # whether to make a film of the whole episode
@@ -44,7 +44,7 @@ class FrameStyle:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A judged run: its folder, the host that recorded it, its records, their scores and the ruleset."""
+    """A judged run: its folder, the host that recorded it, the records, their scores and the ruleset."""
 
     folder: Path
     host: Host
@@ -60,15 +60,15 @@ def render_frames(
     observer: Callable[[int, str], None],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[run_folder.Frame]:
-    """Render episodes of a run, by index in the batch, into its folder `frames`, and return their new frames.
+    """Render the episodes with these indices in the run's batch; return the new frames, in the run's folder `frames`.
 
-    Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown
-    changes nothing: `on_skip` gets the reason; if all fail, the last reason is raised. `observer` is called before each
-    episode with the number of finished episodes and the id of the next.
+    Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown keeps
+    its old frames, and `on_skip` gets the reason; if all fail, the last reason is raised instead. `observer` is called
+    before each episode with the number of finished episodes and the id of this one.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
-        RunError: the host would show other positions than the recorded ones; no picture of them is written.
+        RunError: the host would show bodies at other positions than recorded; no picture of the episode is written.
     """
     make_folder(own_path(run.folder, run_folder.FRAMES))
     frames: list[run_folder.Frame] = []
@@ -89,7 +89,7 @@ def render_frames(
     return frames
 
 
-# A frame and the content of its file, which is not written yet.
+# A frame, and the content of its file before this is written.
 _Rendered = tuple[run_folder.Frame, bytes]
 
 
@@ -134,7 +134,7 @@ def _render_episode(
             frames += [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
             frames += [renderer.render_video(explanation, whole)] if style.video else []
         except HostError as error:
-            if not style.replay3d:  # it needs no renderer
+            if not style.replay3d:  # only a 3-D replay works without a renderer
                 raise
             on_skip(error.with_place(Place(episode=record.headers[0].episode_id)))
         if style.replay3d:
@@ -151,7 +151,7 @@ class _EpisodeRenderer:
     size: tuple[int, int]
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
-        """Return the picture of a shot as JPEG; `number`, the shot's index, is part of a violation's file name."""
+        """Return the picture of a shot as JPEG; `number`, the shot's index, makes a violation's file name unique."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
@@ -209,9 +209,9 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to render; `title` and `detail` are the lines of its caption, `value` is the signal's. `bodies` are
-    outlined; those in `moved` also at their places in record 0. `joint` is the index of the loaded joint if the clause
-    is about torque.
+    """One picture to render. `title` and `detail` are the lines of its caption, `value` is the value of the clause's
+    signal. `bodies` are outlined; if `moved`, also at their positions in record 0. `joint` is the index of the loaded
+    joint if the clause is about torque.
     """
 
     kind: run_folder.Kind
@@ -226,7 +226,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return the shots of an episode: first record, the worst of every violated clause (deepest first), last record."""
+    """Return an episode's shots: first record, worst record of each violated clause (deepest first), last record."""
     last = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -252,7 +252,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it was" if moved else "")
     if contributors:
-        # The amount is the signal's value, except for torques, where it is a ratio.
+        # For torques, the signal is a ratio, so the amount adds the torque; for others it would repeat the value.
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
@@ -273,15 +273,15 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
 # An episode recreated in its host
 
 TOLERANCE_M = 1e-4
-"""Largest distance of a rendered body from its recorded position. It is 0, unless a host moves a joint after the
-physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a reset). A pixel is about
-a millimeter.
+"""Largest accepted distance of a rendered body from its recorded position [m]. The distance is 0 unless a host moves a
+joint after the physics step, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a
+reset). A pixel shows about a millimeter.
 """
 
 
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
-    """Return the 3-D replay of an episode, a batch of one, as the file that the report's player reads. `meshes`, digest
-    -> mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises `HostError` if the stage
+    """Return the 3-D replay of the only episode of `record`, as a file for the report's player. `meshes`, digest ->
+    mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises `HostError` if the stage
     cannot describe its scene, `RunError` if bodies would not be shown where they were recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
@@ -292,7 +292,7 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
-    """Return the stage of a run folder's episode, a batch of one, recreated in its host; the caller closes it.
+    """Return a stage on which the host recreates the only episode of `record`, from a run folder; the caller closes it.
 
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
@@ -310,7 +310,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
 
 def require_pictures(host: Host) -> None:
-    """Raise `HostError` unless the host can show its recordings."""
+    """Raise `HostError` unless the host can show episodes that it recorded."""
     if not host.supports.pictures:
         remedy = "A host that can declares `pictures` and has a method `stage`: docs/howto/frames.md."
         raise HostError(f"the host {host.name!r} cannot show what it recorded", remedy=remedy)
@@ -319,7 +319,7 @@ def require_pictures(host: Host) -> None:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture, of height and width `size` [pixels], of one record (`step`) of an episode, a batch of one.
+    """Return the picture of one record (`step`) of the only episode of `record`; `size` is height and width [pixels].
     The picture's `seen` marks each of the named `bodies`. Raises `RunError` if bodies would not be shown where they
     were recorded, and `KeyError` for a camera that the host lacks.
     """

@@ -1,7 +1,7 @@
-"""3-D replays for the report: the look of a scene and the poses of its parts in each record, compact and exact.
+"""3-D replays for the report: the shapes of a scene, and the poses of its parts in each record.
 
 A file holds one episode as JSON. Large arrays are integers in a stated unit, packed by `pack_integers`. Nothing is
-simulated: the poses are those of the recorded states, checked against the recorded positions.
+simulated: the poses follow from the recorded states, and were compared with the recorded positions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ POSITION_M = 1e-4  # resolution of positions and vertices
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Triangles for a mesh of one meter; the number grows with the diagonal to the power of 0.6.
+# Triangles of a mesh with a diagonal of 1 m, and bounds; the number grows with the diagonal to the power of 0.6.
 _TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
-# Vertices within a cell of this size are merged first: MuJoCo repeats them for each triangle.
+# Vertices in a grid cell of this size are merged first, because MuJoCo repeats a vertex for each triangle.
 _WELD_M = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class ShownContact:
-    """A recorded contact; `touch` is where the bodies touch in the state, None if they no longer do."""
+    """A recorded contact; `touch` is where the bodies touch in this or a neighboring record, None if they do not."""
 
     record: int
     a: str
@@ -45,7 +45,7 @@ class ShownContact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeMotion:
-    """Poses of a scene's parts in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
+    """Poses of the P parts of a scene in n records: [n, P, 3] in m, [n, P, 4] wxyz, world frame; and the contacts."""
 
     dt_s: float
     times_s: Floats | None  # seconds from record 0 to each record, [n]; None = `dt_s` between records
@@ -55,7 +55,7 @@ class EpisodeMotion:
 
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
-    """Return the motion of an episode, a batch of one, with its contacts; `poses` has one entry per record."""
+    """Return the motion and contacts of the only episode of `record`; `poses` has one entry per record."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
     contacts = tuple(_shown_contacts(record, poses))
@@ -83,8 +83,8 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode as JSON; the same scene and motion give the same bytes. Parts without a shape are
-    omitted. `arm` names the body moved by each joint of the arm, base first.
+    """Return an episode as the content of a JSON file; the same scene and motion give the same bytes. Parts without a
+    shape are omitted. `arm` names the body that each joint of the arm moves, starting at the base.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
@@ -107,9 +107,9 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 
 
 def pack_integers(rows: Ints) -> str:
-    """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes. The differences between
-    consecutive rows are stored column by column as four planes of bytes, lowest first. Signs are folded: 0, -1, 1, -2,
-    ... become 0, 1, 2, 3, ...
+    """Return rows of integers, [n, k] with absolute values below 2^31, as base64 of deflated bytes. The differences
+    between consecutive rows are stored column by column, as four planes of bytes, from the lowest to the highest byte.
+    Signs are folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
     """
     steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
     folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
@@ -181,7 +181,7 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `simpler_meshes`, digest -> mesh, caches the results."""
+    """Return the scene with fewer triangles; `simpler_meshes`, digest of a mesh -> simplified mesh, is a cache."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
@@ -196,7 +196,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    turns = mesh.triangles.argmin(axis=1)  # the smallest index first, with the orientation unchanged
+    turns = mesh.triangles.argmin(axis=1)  # turn each triangle to put its smallest index first; keeps its orientation
     turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
@@ -212,11 +212,11 @@ def _pack_rows(rows: Ints) -> list[object]:
     return [len(rows), pack_integers(rows)]
 
 
-# Mesh simplification: vertices in one cell of a grid are replaced by their mean
+# Mesh simplification: all vertices in a cell of a grid are replaced by their mean
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles; vertices at one position are merged."""
+    """Return a mesh of about the same surface with at most `most` triangles, and without vertices that coincide."""
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     edges = welded.corners_m[welded.triangles]
     area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2
@@ -233,8 +233,8 @@ def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
     _, cells = np.unique(keys @ [1 << 42, 1 << 21, 1], return_inverse=True)
     triangles = cells.reshape(-1)[mesh.triangles]
     ordered = np.sort(triangles, axis=1)
-    proper = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))  # with three different corners
-    _, first = np.unique(ordered[proper], axis=0, return_index=True)  # each set of corners once
+    proper = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))  # triangles with three different corners
+    _, first = np.unique(ordered[proper], axis=0, return_index=True)  # one triangle for each set of corners
     used, numbers = np.unique(triangles[proper[first]], return_inverse=True)
     colors = None if mesh.colors is None else np.rint(_mean_rows(mesh.colors, cells)[used]).astype(np.uint8)
     return TriangleMesh(_mean_rows(mesh.corners_m, cells)[used], numbers.reshape(-1, 3).astype(np.int64), colors)

@@ -1,12 +1,12 @@
 """Recordings of episodes for viewers: Rerun's `.rrd` with the extra `rerun`, Foxglove's MCAP with the extra `mcap`.
 
-Rerun's entities are `world/<body>` (transforms), `contacts` (names and forces), `signals/<signal>/value` and
-`.../<spec>` (its limit), `broken/<spec>` (1 while violated), and `events` (a log), on the timelines `step` and `time`.
-Rerun stores positions as float32; forces, signals and limits as float64.
+The entities of Rerun are `world/<body>` (transforms), `contacts` (names and forces), `signals/<signal>/value`,
+`signals/<signal>/<spec>` (the limit), `broken/<spec>` (1 while violated), and `events` (a log). The timelines are
+`step` and `time`. Rerun stores positions as float32; forces, signals and limits as float64.
 
-MCAP's topics are `/tf` (foxglove.FrameTransforms: a frame per body, in `world`), `/violations` (foxglove.Log), and as
-JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it is violated). Time starts at 0 with
-record 0.
+The topics of MCAP are `/tf` (foxglove.FrameTransforms: for each body a frame, relative to `world`), `/violations`
+(foxglove.Log), and as JSON `/contacts` and `/specs/<spec>` (a signal's value, its limit, and whether the limit is
+violated). The time of record 0 is 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIZE_M = 0.02  # radius of the ball that represents a body [m]; records have pos
 
 @dataclass(frozen=True, slots=True)
 class BodyTrack:
-    """A tracked body: position [n, 3] in meters, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
+    """A tracked body: positions [n, 3] in meters and quaternions [n, 4] wxyz (None if not recorded), world frame."""
 
     name: str
     role: str
@@ -66,15 +66,15 @@ class ViolationEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One episode of n records, at `times_s` since record 0, [n]."""
+    """One episode of n records; `times_s` [n] are seconds since record 0."""
 
-    recording_id: str  # RUN/POLICY/EPISODE/RECORD-RULES, the last two as digests: other records or rules, another id
+    recording_id: str  # RUN/POLICY/EPISODE/RECORD-RULES, with digests of the record and the rules as the last two
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
     bodies: tuple[BodyTrack, ...]  # the end effectors are last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
-    """The contacts of each record, two bodies and a force in N; empty if not recorded."""
+    """For each record its contacts, each as two bodies and a force in N; empty if contacts were not recorded."""
     traces: tuple[SpecTrace, ...]  # scored specifications with a verdict, violated ones first
     events: tuple[ViolationEvent, ...]  # ordered by record
 
@@ -83,7 +83,7 @@ _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
-    """Return the timeline of the episode at `index` of a batch and its scores; `run` names the run folder or file."""
+    """Return the timeline of the episode at `index` in both batch and scores; `run` names the run's folder or file."""
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     views = (view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset) for trace in traces)
@@ -151,9 +151,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, a recording under the timeline's id. The same episode gives the same values
-    but not the same bytes, because the library numbers chunks by the clock. Raises `RunError` if the extra `rerun` is
-    not installed.
+    """Return the bytes of a `.rrd` file, a recording with the timeline's id. The same episode gives the same values but
+    not the same bytes, because the library makes ids of chunks from the clock. Raises `RunError` if the extra `rerun`
+    is not installed.
     """
     try:
         import rerun as rr
@@ -188,7 +188,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     for trace in timeline.traces:
         line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # a margin belongs to its clause
+        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # each clause has its margin
         yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
         yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
         yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
@@ -199,12 +199,12 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
 
 # Foxglove
 
-# Name of a JSON message -> its JSON schema.
+# Name of a type of JSON message -> JSON schema of the message.
 _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json").read_bytes())
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return an MCAP file, the same bytes for the same episode and libraries; raise `RunError` without `mcap`."""
+    """Return the bytes of an MCAP file, reproducible with the same libraries. Raises `RunError` without `mcap`."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
@@ -230,7 +230,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield time in nanoseconds, topic, name in `_SCHEMAS` ("" for a protobuf message), and the message."""
+    """Yield for each message: time in nanoseconds, topic, name in `_SCHEMAS` ("" for protobuf), and the message."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
