@@ -1,1 +1,1 @@
-"""Publication of results: boards, submissions, model cards, experiment trackers."""
+"""Publication of results: boards, leaderboard submissions, model cards, experiment trackers."""

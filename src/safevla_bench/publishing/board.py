@@ -1,7 +1,7 @@
-"""The board: a static site that ranks policies by Safety, with a user's runs separate from published results.
+"""The board: a static site that ranks policies by Safety, with separate tables for a user's runs and published results.
 
-Policies that ran the same tasks share a table, ranked by the mean over its suites. The pages contain no scripts; the
-same inputs give the same bytes.
+Policies that ran the same tasks share a table, and are ranked by the mean over the table's suites. The pages contain no
+scripts; the same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from safevla_recorder.identity import find_official_name
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
-GENERATOR = "safevla board"  # marks a page, and so its folder, as made by this package
+GENERATOR = "safevla board"  # marks a page as made by this package, and the page's folder as a board
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
     "Audited: recorded actions were played and recorded again. That shows what they lead to, but not who chose "
@@ -56,13 +56,13 @@ _NO_RATE_NOTE = "Crashed episodes and those without a verdict are in no rate, wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
-    """One policy in one table: its numbers by metric key, and remarks shown next to its name. `numbers` are means over
-    the table's suites, with 95 % intervals if counts are known. A rank is `""` if there is none. An entry that does not
-    compete has numbers but no rank.
+    """One policy in one table. `numbers`, by metric key, are means over the table's suites, with 95 % intervals if
+    counts are known. `remarks` are shown next to the policy's name. A policy that does not compete has numbers but no
+    rank; a missing rank is "".
     """
 
     policy: str
-    report: str = ""  # path of its report in the site, if there is one
+    report: str = ""  # path of the policy's report in the site; "" = no report
     n: str
     numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class RankingEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTable:
-    """A table: title, tasks, rows with the safest first, and notes."""
+    """A ranked table: its title, its tasks as text (`scope`), its rows, the safest first, and its notes."""
 
     title: str
     scope: str
@@ -87,23 +87,23 @@ class RankedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnResults:
-    """Judged runs."""
+    """The judged runs of a user, and what a board shows about them."""
 
-    inputs: TableInputs  # inputs of tables
+    inputs: TableInputs
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
-    """Policy -> an audit of each of its sources; empty if no audit was requested."""
-    has_reports: bool = False  # whether the site has a report per policy, made elsewhere
+    """Policy -> one audit per source of the policy; empty if no audit was requested."""
+    has_reports: bool = False  # whether the site also gets a report for each policy
     conditions: Mapping[tuple[PolicyName, str], Conditions] = field(default_factory=dict)
-    """(policy, suite) -> the conditions of its episodes; different conditions mean different tables."""
-    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why its row has no rank
+    """(policy, suite) -> conditions of the episodes; policies with different conditions are in different tables."""
+    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why it has no rank
     policy_results: Sequence[PolicyResults] = ()
-    """Results for comparing the policies; without them no policy is shown to be better."""
+    """Results of the policies, for their comparison; without them, no policy is shown to be better than another."""
     protocols: Protocols = ()
-    """Protocols of the sources that state one; if they differ, episodes are not paired."""
+    """Protocols of the sources that state one; if the protocols differ, episodes are not paired."""
 
     @property
     def policies(self) -> list[PolicyName]:
-        """Return the policies in order of first appearance, then those that only crashed; [] without scores."""
+        """Return the policies in order of first appearance, then those without any record; [] without scores."""
         scores = self.inputs.scores
         return [] if scores is None else list(dict.fromkeys([*scores.policy, *(lost.policy for lost in scores.absent)]))
 
@@ -112,15 +112,15 @@ class OwnResults:
 
 
 def render_site(results: OwnResults | None = None) -> dict[str, str]:
-    """Return the board's pages as path -> HTML, without writing them; without results, only published ones are shown.
-    Raises `RunError` if a policy has results on the same tasks under two suite names.
+    """Return the board's pages as path -> HTML, without writing them. Without `results`, the pages show only published
+    results. Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     sheet = read_template("page.css") + read_template("board/board.css")
     inputs = results.inputs if results else None
     values = {
         "generator": GENERATOR,
         "policy": content_security_policy(sheet),
-        "style": Markup(sheet),  # our own files, not foreign text
+        "style": Markup(sheet),  # safe without escaping: the text comes only from this package's files
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
         "warnings": [remark for remark in inputs.remarks if remark not in inputs.facts] if inputs else (),
@@ -132,10 +132,10 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
 
 
 def report_path(policy: PolicyName) -> str:
-    """Return the path in the site of a policy's report; None means records that name no policy.
+    """Return the path in the site of a policy's report; `policy` is None for records that name no policy.
 
-    The file name consists of the plain characters of the policy's name and a digest of the whole name. It has no
-    separator and one dot, and two names never collide, even on file systems that ignore case.
+    The file name consists of the policy's name, with only letters a-z and digits kept, and a digest of the full name.
+    It has no path separator and only one dot. Two names never collide, even on file systems that ignore case.
 
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'
@@ -147,7 +147,7 @@ def report_path(policy: PolicyName) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if `folder` is a file or has content that is not a board's, `FileError` if it cannot be read."""
+    """Raise `RunError` if `folder` is a file or holds something other than a board; `FileError` if it is unreadable."""
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if occupied:
@@ -166,7 +166,7 @@ _REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks. Raises the
+    """Write all `files` (path in the folder -> text) or none, and remove reports that the new board lacks. Raises the
     errors of `check_folder`, and `FileError` if the folder is not writable.
     """
     check_folder(folder)
@@ -183,13 +183,13 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 Better = Mapping[str, Collection[tuple[str, str]]]
-"""Metric key -> pairs of policies, better one first, that are shown to differ on these tasks."""
+"""Metric key -> pairs of policies that are shown to differ on the tasks of a table, the better policy first."""
 
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by Safety, highest first; entries without a rank come last. Ranks are ranges:
-    from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus those shown to be
-    worse.
+    """Return the entries of one table by decreasing Safety, with their ranks; entries without a rank come last. A rank
+    is a range: from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus the
+    number of those shown to be worse.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 
@@ -226,11 +226,11 @@ class _TaskGroup:
     ranked: bool
     # True if all policies planned the same number of episodes per task.
     equal_counts: bool
-    # Suite -> the conditions of all episodes; empty if not recorded.
+    # Suite -> the conditions of all its episodes; empty if they are not recorded.
     conditions: Mapping[str, Conditions]
-    # True if the suite has an official suite's name but the policies did not run its tasks.
+    # True if the suite has an official suite's name, but the policies did not run the official tasks.
     is_own: bool
-    # True if a policy in this table, or in another with its title, ran only official tasks.
+    # True if a policy in this table, or in another table with the same title, ran only official tasks.
     has_official: bool
 
     @property
@@ -243,8 +243,8 @@ class _TaskGroup:
 
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
-    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores. Raises
-    `RunError` if a policy has results on the same tasks under two suite names.
+    """Return the ranked tables of a user's runs in order of first appearance, auxiliary tables last; [] without scores.
+    Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     if results.inputs.scores is None:
         return []
@@ -431,7 +431,7 @@ class PublishedSection:
 
 
 def published_sections() -> list[PublishedSection]:
-    """Return every shipped publication with its ranked tables, the paper first."""
+    """Return every publication that comes with this package, with its ranked tables; the paper is first."""
     publications = map(published.load_published, (published.PAPER, published.LEADERBOARD))
     return [PublishedSection(publication.source, tuple(_published_tables(publication))) for publication in publications]
 
@@ -466,7 +466,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
 def _compare_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return the better policies by printed counts: differences of independent means (MOVER), Holm-adjusted."""
+    """Return the pairs whose printed counts differ significantly, the better first: MOVER for means, Holm-adjusted."""
     rates = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows

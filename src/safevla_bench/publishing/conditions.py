@@ -1,4 +1,4 @@
-"""Conditions of a policy's episodes that determine its table on a board: protocol, horizon, seeds, starts."""
+"""Conditions of a policy's episodes that decide which table of a board it is in, and whether it has a rank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Protocol values that do not affect one suite's episodes, or that another field of `Conditions` holds.
+# Names of protocol values that do not affect a suite's episodes, or are in another field of `Conditions`.
 _NO_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a policy's episodes in one suite, as text; each combination has its own table."""
+    """The conditions of a policy's episodes in one suite, as text. Policies share a table only if these are equal."""
 
     horizon: str
     env_seed: str
@@ -39,7 +39,7 @@ class Conditions(NamedTuple):
 
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
-    """Return (policy, suite) -> the conditions of its episodes."""
+    """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
     found: dict[tuple[PolicyName, str], Conditions] = {}
     for source, policy, notes, _ in _by_policy(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
@@ -68,7 +68,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return policy -> why it has no rank: on an official suite it used other starts or another protocol."""
+    """Return policy -> why it has no rank: because it used other starts or another protocol on an official suite."""
     found: dict[PolicyName, str] = {}
     for source, policy, notes, absent in _by_policy(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
@@ -82,7 +82,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
-    """Return why policies have no rank on the official suites among their cells; {} if they may have one."""
+    """Return policy -> why it has no rank, for policies without one on an official suite among their cells."""
     found = find_disqualified(judged)
     official = [cell.policy for cell in cells if cell.policy in found and find_official_name(cell.suite or "")]
     return {policy or "": found[policy] for policy in official}

@@ -1,24 +1,24 @@
-"""Results in foreign formats: the authors' CSV, a leaderboard, two other evaluations, and a model card.
+"""Results in foreign formats: the CSV of the paper's authors, a leaderboard, two other evaluations, and a model card.
 
 The authors publish `aggregated_with_ci.csv` (safevla.org). Proportions are fractions; specifications have the ids of
 the authors' tables. `viol__`, `nsv__` and `rho__` cover the episodes in which a specification is active (and, for
-means, not vacuous), as in the authors' RoboCasa-365 rows. `n_episodes` counts those that ran to their end; the suite's
-name says how many episodes have no verdict. Three of the authors' columns stay empty because nothing here measures
-them: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field means "no value", never
-zero. The last column, `simulator`, is our addition: the versions that determine the physics.
+means, not vacuous), as in the authors' RoboCasa-365 rows. `n_episodes` counts the episodes that ran to their end; the
+suite's name says how many episodes have no verdict. Three of the authors' columns stay empty because this package does
+not measure them: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field means "no
+value", never zero. The last column, `simulator`, is our addition: the versions that determine the physics.
 
 RoboCasa's leaderboard takes success by split and a description of the model. Source: robocasa-benchmark/leaderboard at
-821c895, `README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the
-composite splits are evaluated elsewhere. Its README asks to write "N/A" for unknown values and to explain them in the
-notes; its schema accepts such a file only once all numbers are filled in.
+821c895, `README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the runs
+judged here do not include the composite splits. The README asks for "N/A" for unknown values and an explanation in the
+notes; however, the schema accepts a file only after all numbers are filled in.
 
 The other evaluations are LeRobot's and vla-evaluation-harness's. Sources: lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-eval 0.8.0 vla_eval/results/collector.py. Values that
-records do not hold, such as rewards, are omitted, not written as zero. Our additional keys are `safe`, `sbu` and `vsi`
-of an episode, and `pc_safe`, `mean_safe` and so on of several.
+records do not hold, such as rewards, are omitted, not written as zero. We add the keys `safe`, `sbu` and `vsi` for an
+episode, and keys such as `pc_safe` and `mean_safe` for several episodes.
 
-A model card has the model hub's `model-index`: huggingface/hub-docs at 242f4a1, `modelcard.md`. Facts about a model
-that no record holds come from the user's TOML file.
+A model card has the `model-index` of the Hugging Face hub: huggingface/hub-docs at 242f4a1, `modelcard.md`. Facts about
+a model that no record holds come from the user's TOML file.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ RunDirs = Sequence[tuple[str, Collection[tuple[str | None, str | None]]]]
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: RunDirs) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library provides the older
-    ids and the tiers of its specifications; `run_dirs` are the names of run folders or archives, each with the pairs of
-    policy and suite that it has.
+    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library provides the tiers
+    of specifications and the ids that the authors use. `run_dirs` are the names of run folders or archives, each with
+    its pairs of policy and suite.
     """
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
@@ -136,14 +136,14 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return a number and its interval, also under the method's name: Wilson's of a rate, a mean's bootstrap."""
+    """Return the fields of a number and its interval; Wilson and bootstrap intervals are also under those names."""
     ends = number.ci or (None, None)
     of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
     return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
 
 
-# RoboCasa's leaderboard, and facts about a model that only the user knows
+# RoboCasa's leaderboard, and facts about a model, which only the user knows
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
 _Text = Annotated[str, Meta(min_length=1)]
@@ -152,23 +152,23 @@ _Text = Annotated[str, Meta(min_length=1)]
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
-    model_name: _Text | None = None  # if None, the policy's name in the run
-    dataset_id: _Text | None = None  # the benchmark's data set on the hub, whose leaderboard takes results
-    license: _Text | None = None  # of a data set, by the hub's identifier
+    model_name: _Text | None = None  # None = the policy's name in the run
+    dataset_id: _Text | None = None  # the benchmark's data set on the hub; its leaderboard takes the results
+    license: _Text | None = None  # license of a data set, as the hub's identifier
     version: _Text | None = None
     citation: _Text | None = None
-    source_url: _Text | None = None  # where the run folder or its report is published
+    source_url: _Text | None = None  # address at which the run folder or its report is published
     notes: _Text | None = None
 
 
 def read_facts(path: Path | None) -> ModelFacts:
-    """Return the facts in a TOML file, or no facts without a path; raise `RunError` if the file is not valid TOML."""
+    """Return the facts in a TOML file, all unknown if `path` is None; raise `RunError` if the file is not valid."""
     return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none,
-    without any number, for a simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
+    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none, if
+    no number is known, if stand-ins replaced assets of the simulator, or if a search chose the starts.
     """
     cells = judged.summarize_scores()[0]
     has_number = any(any(_cell_metrics(cell)) for cell in cells)
@@ -183,8 +183,8 @@ def publishable_cells(judged: Judged) -> list[Summary]:
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
     """Return the submission to RoboCasa's leaderboard, with success in percent, without writing it. Unknown values are
-    "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the suite, for several
-    policies or none, and for a simulator that ran with stand-ins for its own assets.
+    "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the suite, and the errors of
+    `publishable_cells`.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
@@ -202,7 +202,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     }
 
 
-# To be filled in by the user.
+# Keys of values that the user fills in.
 _FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
           "paper_link", "open_source", "wandb")  # fmt: skip
 
@@ -240,7 +240,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
-    """Return sentences on what the numbers of these cells, of one policy, do not show."""
+    """Return sentences on the limits of one policy's numbers, such as crashed episodes, for these cells."""
     crashed = sum(cell.crashed for cell in cells)
     return [
         *([f"{count_noun(crashed, 'episode')} crashed, in no rate."] if crashed else []),
@@ -267,8 +267,8 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
-    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. Its
-    lists by task are of the episodes that ran to their end; the rates are those of `_rates`.
+    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. The
+    lists of each task have the episodes that ran to their end; the rates are those of `_rates`.
     """
     scores = list(judged.scores.episodes())
     _require_one("policy", [*scores, *judged.scores.absent] if _rates(scores) else [])
@@ -287,11 +287,11 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
+    """Return the harness's result file for one policy on one suite; raise `RunError` for several of either, or none.
 
-    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and not in `avg_steps`;
-    the means are those of `_rates`. The harness counts its errors as failures of no steps. `created_at` is when the run
-    was begun, "" where no run says. No record says how long an episode took (`elapsed_sec`).
+    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and excluded from
+    `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_rates`.
+    `created_at` is when the run began, "" if unknown. `elapsed_sec` is omitted, because no record has it.
     """
     every: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
     _require_one("policy", every)
@@ -325,15 +325,15 @@ def encode_harness_results(judged: Judged) -> bytes:
 
 
 def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
-    """Return each task's instruction, with its id where several tasks have the same; only the id if its episodes have
-    several instructions, as in RoboCasa, or none is known.
+    """Return a name for each task: its instruction, followed by its id if several tasks have the same instruction. The
+    name is only the id if no instruction is known, or if the episodes have several, as in RoboCasa.
     """
     recorded: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
         recorded[header.task_id].add(header.instruction)
     for task, own in recorded.items():
         if not any(own):
-            with suppress(SafevlaError):  # the registry does not know the task
+            with suppress(SafevlaError):  # raised if the registry does not know the task
                 own |= {judged.ruleset.registry.find_entry(suite, task).instruction}
         own -= {None, ""}
     spoken = {task: next(iter(own), "") if len(own) == 1 else "" for task, own in recorded.items()}
@@ -370,8 +370,8 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
 
 
 def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
-    """Return the means over the episodes for which a value is known, as in scores.json: those that stopped after a
-    violation count as unsafe; where the violation stopped them, all but Safety is unknown.
+    """Return the means over the episodes for which a value is known, as in scores.json: an episode that stopped after a
+    violation counts as unsafe. If the violation itself stopped any episode, all means except Safety are unknown.
     """
     names = ("safe",) if any(row.stopped_on_violation for row in rows) else _METRICS
     values = [_known_values(row) for row in rows]
@@ -408,8 +408,8 @@ def _say(judged: Judged) -> dict[str, object]:
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str:
-    """Return the block of a model's README, with its `model-index`, without writing it. `remarks` are placed below the
-    card's table, like the notes of every table of these scores. Raises the errors of `publishable_cells`.
+    """Return the text for a model's README, with a `model-index`, without writing it. `remarks` are placed below the
+    card's table, as below every table of these scores. Raises the errors of `publishable_cells`.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
@@ -423,9 +423,9 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
 
 
 def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
-    """Return the hub's `.eval_results/*.yaml` of a model's repository: an entry for each suite and metric, the task
-    `SUITE_METRIC` of the benchmark's data set. Raises `RunError` as `publishable_cells`, and without that data set.
-    Source: huggingface_hub 2.4.0, `_eval_results.py`.
+    """Return the content of the hub's `.eval_results/*.yaml` in a model's repository: for each suite and metric an
+    entry, whose task is `SUITE_METRIC` of the benchmark's data set. Raises the errors of `publishable_cells`, and
+    `RunError` if `facts` name no data set. Source: huggingface_hub 2.4.0, `_eval_results.py`.
     """
     if facts.dataset_id is None:
         remedy = 'Write dataset_id = "ORGANIZATION/NAME" into the file of --meta.'
@@ -443,7 +443,7 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
 
 
 def format_yaml(document: object) -> str:
-    """Return plain values as YAML, in its JSON subset; invisible characters are escaped."""
+    """Return plain values as YAML, written in the JSON subset of YAML; invisible characters are escaped."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
 

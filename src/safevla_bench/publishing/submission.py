@@ -1,10 +1,10 @@
 """A submission to a leaderboard: a result that can be published without the records.
 
 It contains what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and
-the verdict of each episode. In a cell, `success` counts among n, `safe` and `vsi` among judged episodes, and
-`unsafe_success` among episodes in both. Stopped episodes are listed; neither they nor crashed ones are in n. None =
-unknown: an episode has the reason in `no_verdict`. `rank_refused` says why a policy on an official suite has no rank,
-such as its own starts; null if it may have one. A violated clause decided by a Boolean signal has no robustness.
+the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the judged ones,
+`unsafe_success` over the episodes that are both. n excludes crashed and stopped episodes, though the latter are listed.
+An unknown value is null; `no_verdict` of an episode says why it has none. `rank_refused` says why a policy has no rank
+on an official suite, null = it may have one. A violation decided by a Boolean signal has no robustness.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from safevla_bench.version import __version__
 
 
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
-    """Return the submission for judged sources at `paths`, whose files are read, without writing it. It is marked
-    incomplete if an episode was left out. Raises `RunError` without any episode, if applicability was off, if a search
-    chose starts, or if a run's table is damaged.
+    """Return the submission for the judged sources, without writing it; `paths` are the sources' files, read for their
+    digests. The submission is marked incomplete if an episode was left out. Raises `RunError` without any episode, if
+    applicability was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is not a result to submit", remedy="Judge with it on.")
@@ -64,7 +64,7 @@ def require_given_starts(suites: Iterable[str]) -> None:
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
-    """Return the rules that determine verdicts as plain values: the library's name, digests and options."""
+    """Return what identifies the rules behind the verdicts, in plain values: library, digests and options."""
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
@@ -120,7 +120,7 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions in the records, sorted as text; packages in order of appearance."""
+    """Return package -> its versions in the records, sorted as text; packages are in order of first appearance."""
     versions = [header.versions or {} for header in headers]
     collected = collect_versions(versions)
     return {package: list(collected[package]) for package in dict.fromkeys(chain.from_iterable(versions))}

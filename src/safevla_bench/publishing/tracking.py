@@ -1,6 +1,6 @@
-"""Sending a run's numbers to an experiment tracker: Weights & Biases, Trackio, MLflow, TensorBoard, or a custom one.
+"""Sends a run's numbers to an experiment tracker: Weights & Biases, Trackio, MLflow, TensorBoard, or a custom tracker.
 
-A tracker is imported only when requested. Errors of a tracker never lose an episode.
+The package of a tracker is imported only if the user requests it. If a tracker fails, no episode is lost.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite a
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. If a method raises, that is reported once, it gets nothing more, and the run continues.
-    One with a method `attach` is also given the path of the report.
+    """A receiver of numbers. If a method raises an exception, it is reported once, the tracker gets nothing more, and
+    the run continues. A tracker with a method `attach` also gets the path of the report.
     """
 
     def log(self, episode: int, row: Row) -> None:
-        """Take the row of an episode; `episode` counts from 1, over all parts of a run that was resumed."""
+        """Take the row of an episode; `episode` counts from 1, and continues when a run is resumed."""
 
     def finish(self, numbers: Numbers) -> None:
-        """Receive the final numbers and close; they are empty if the run was interrupted."""
+        """Take the final numbers, which are empty if the run was interrupted, and close."""
 
 
 _LABELS = ("policy", "suite", "task")
 
 
 def _curves(row: Row) -> dict[str, float]:
-    """Return the numbers of a row by `POLICY/SUITE/NAME`, so that each policy has a curve on each suite."""
+    """Return the numbers of a row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each suite."""
     cell = f"{row.get('policy')}/{row.get('suite')}"
     return {f"{cell}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 
 
 class _NamedRun:
-    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker. One
-    that `is_new` neither continues another nor is continued.
+    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker. With
+    `is_new`, the stored name is neither used nor written.
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
@@ -75,8 +75,8 @@ class _NamedRun:
 
 
 class _HubTracker(_NamedRun):
-    """A run of Weights & Biases or of Trackio, which have the same calls. The environment configures them, for instance
-    WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
+    """A run in Weights & Biases or Trackio, which have the same functions. Environment variables configure them, such
+    as WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class _MlflowTracker(_NamedRun):
 
 
 def name_metric(name: str) -> str:
-    """Return a name as MLflow accepts it: other characters as `_` and their code, empty parts as `_`."""
+    """Return a name that MLflow accepts: other characters become `_` and their code point, empty parts become `_`."""
     escaped = re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}", name)
     return re.sub(r"(?<=/)(?=/)", "_", escaped)
 
 
 class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # TensorBoard: a run a folder
+        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # one folder per run
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last = 0
         self._writer: Any = None
@@ -176,15 +176,15 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object], bool], Tracker
     "mlflow": _MlflowTracker,
     "tensorboard": _TensorboardTracker,
 }
-"""Trackers by name, which is also that of the package and of the extra that installs it."""
+"""Name of a tracker, which is also that of its package -> function that begins a run."""
 
 
 def require_trackers(names: Sequence[str], option: str = "--log") -> None:
-    """Raise `RunError` for the first tracker whose package is not installed; import none. `option` asks for it."""
+    """Raise `RunError` for the first tracker whose package, not imported here, is missing; `option` requested them."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
-            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # it is not an extra
+        if spec is None or spec.origin is None:  # a folder `wandb` left by runs looks like a package, without origin
+            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # mlflow has no extra
             raise RunError(f"{option} {name} needs {name}, which is not installed", remedy=remedy)
 
 
@@ -192,7 +192,7 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
 
 
 def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
-    """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
+    """Return name -> value for the final numbers of all cells, their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in summaries:
         name = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
@@ -210,7 +210,7 @@ def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, sc
     policy, suite, task = labels
     known: dict[str, float | None] = {"steps": steps, "crashed": crashed}
     if score is not None:
-        success = score.success if score.counted else None  # that of a stopped episode is unknown
+        success = score.success if score.counted else None  # the success of a stopped episode is unknown
         known |= {"success": success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
     return {
         **dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True)),
@@ -219,7 +219,7 @@ def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, sc
 
 
 class OutcomeScorer:
-    """Scores of finished episodes, computed once and shared by the observers of the latest episode."""
+    """Scores finished episodes; remembers the latest episode's scores, so that several observers share them."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._ruleset = ruleset
@@ -236,8 +236,8 @@ class OutcomeScorer:
 
 
 class TrackingObserver:
-    """Observer that sends every finished episode's verdict and length to a tracker. An exception from the tracker is
-    reported once, and the run goes on without the tracker.
+    """Observer that sends the verdict and length of every finished episode to a tracker. If the tracker raises an
+    exception, this is reported once, and the run goes on without the tracker.
     """
 
     def __init__(
@@ -248,8 +248,8 @@ class TrackingObserver:
         name: str = "the tracker",
         finished: int = 0,
     ) -> None:
-        """Take the tracker, what scores the episodes (None = by the default rules), what warns of it by `name`, and how
-        many episodes of the run were finished before.
+        """Observe for `tracker`. `scorer` scores the episodes, None = by the default rules. `warn` gets a sentence with
+        `name` if the tracker fails. `finished` is the number of episodes of the run that finished before.
         """
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
@@ -262,7 +262,7 @@ class TrackingObserver:
         """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode, unless it was not run, and send its numbers; a crashed episode has no verdict."""
+        """Judge the episode and send its numbers; a crashed one has no verdict, and one that was not run is ignored."""
         if outcome.outcome == NOT_RUN:
             return
         scores = self._scorer.score(outcome)
@@ -298,8 +298,8 @@ def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new:
 
 
 def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -> None:
-    """Send the episodes that ended or crashed to a new run of a tracker, named after `folder`, as a `TrackingObserver`
-    sends them, in the order of their plans. Raises `RunError` if it fails.
+    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans and in
+    the form of a `TrackingObserver`. The new run is named after `folder`. Raises `RunError` if the tracker fails.
     """
     try:
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
@@ -356,14 +356,14 @@ def open_observers(
     warn: Callable[[str], None],
     finished: int = 0,
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker, named after the run folder, and return what observes for it; `finished` episodes
-    were sent before. Raises `RunError` with the reason of the first that cannot begin; the runs begun before stay open.
+    """Begin a run of each tracker, named after the run folder, and return an observer for each. `finished` is the
+    number of episodes sent before. If a tracker cannot begin a run, `RunError` has the reason; earlier runs stay open.
     """
     observers = []
     for name in names:
         try:
             tracker = _begin_run(name, folder, config)
-        except Exception as error:  # as in `send_results`
+        except Exception as error:  # each tracker has its own errors, as in `send_results`
             remedy = f"Fix it, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name, finished))
