@@ -1,4 +1,4 @@
-"""Intervals of proportions, of means of values in [0, 1], of differences; the percentile bootstrap; sample sizes."""
+"""Intervals of proportions, means of values in [0, 1], and differences; the percentile bootstrap; sample sizes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ Counts = int | Ints
 CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
-"""Maximum number of distinct values for the interval of a mean; above, neighbors are replaced by their mean."""
-_DIGITS = 9  # ends are rounded to this, so that they do not depend on the processor's order of addition
+"""Maximum number of distinct values for the interval of a mean; with more, neighboring values are merged into means."""
+_DIGITS = 9  # number of decimals of the ends, so that they do not depend on the processor's order of addition
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""Numbers of points of the integration line after which it is cut off if the integrand has fallen by this logarithm. Up
-to the fourth number it is so smooth that a third of the points suffice.
-"""
+"""The points of the integration line at which it may be cut off: it ends at the first of them at which the logarithm of
+the integrand has fallen by `_FALL`. Up to the first cut every fifth point suffices, and up to the fourth every
+third."""
 _ROWS, _FEW_ROWS = 192, 16
-"""Number of rows that are integrated at a time, to fit into the processor's cache, and up to how many all at once."""
+"""Number of rows integrated at a time, to fit into the processor's cache; number of rows up to which points are not
+multiplied one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval; `skipped` counts resamples in which a conditional mean had no values."""
+    """A two-sided interval; `skipped` counts bootstrap resamples in which a conditional mean had no values."""
 
     low: float
     high: float
@@ -42,28 +43,29 @@ class Interval:
 
 
 def make_interval(low: Any, high: Any) -> Interval:
-    """Return the interval with these ends; for arrays [R], the intervals of several rows in one."""
+    """Return the interval with these ends, which may be arrays [R] for the intervals of R rows."""
     return Interval(low, high)
 
 
 def normal_quantile(confidence: float = CONFIDENCE) -> float:
-    """Return the half-width of a two-sided normal interval in standard errors: 1.96 for 95 %."""
+    """Return the half-width of a two-sided normal interval, in standard errors: 1.96 for 95 %."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
-    """Return whether a p-value, or each of several, is at most 1 - confidence, up to rounding."""
+    """Return whether a p-value, or each in an array, is at most 1 - confidence, up to rounding."""
     return p_value <= 1 - confidence + 1e-12
 
 
 def reconcile_interval(
     interval: Interval | None, estimate: Any, p_value: Reals, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of a difference, adjusted to exclude 0 exactly if its test is significant; None for None.
+    """Return the interval of a difference, changed so that it excludes 0 if and only if the test is significant.
 
-    Score intervals and mid-p-values are two approximations that disagree on a few outcomes (pairs that split 4:0, 15:6,
-    18:8 or 21:10); the test decides. If it is not significant, the interval is extended to contain 0. If it is, an
-    interval around 0 ends there, on the side opposite to the estimate: that end is open. Ends may be arrays.
+    Score intervals and mid-p-values are approximations that disagree for a few outcomes (discordant pairs that split
+    4:0, 15:6, 18:8 or 21:10); the test decides. If the test is not significant, the interval is extended to contain 0.
+    If it is significant and the interval contains 0, the end on the other side of the estimate becomes 0, and is open.
+    Ends may be arrays. Returns None for None.
     """
     if interval is None:
         return None
@@ -76,14 +78,14 @@ def reconcile_interval(
 
 
 def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: float = 1e-12) -> Any:
-    """Return the zero of a continuous function with opposite signs at two ends, to within `width`.
+    """Return the zero, to within `width`, of a continuous function with opposite signs at `low` and `high`.
 
-    Solves several functions at once if the ends are arrays and `function` takes and returns such arrays; NaN for NaN.
-    T. R. Chandrupatla, Advances in Engineering Software 28 (1997) 145-149. Importing `scipy.optimize` takes longer than
-    most commands.
+    If the ends are arrays and `function` takes and returns such arrays, several functions are solved at once; an end of
+    NaN gives NaN. The method is that of T. R. Chandrupatla, Advances in Engineering Software 28 (1997) 145-149. It is
+    written here because importing `scipy.optimize` takes longer than most commands.
     """
     a: Any = low + 0.0 * high
-    b: Any = high + 0.0 * low  # b is on the other side of the zero, c is the previous point
+    b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero, c is the previous point
     at_a, at_b = function(a), function(b)
     found: Any = a
     share: Any = 0.5
@@ -110,7 +112,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
 
 
 def binomial_pmf(counts: Ints, n: int | Ints, rate: float) -> Floats:
-    """Return the binomial probabilities of these counts among n; `scipy.stats` takes over a second to import."""
+    """Return the binomial probabilities of counts among n, without `scipy.stats`, whose import takes over a second."""
     from scipy.special import gammaln, xlog1py, xlogy
 
     logs = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
@@ -121,8 +123,8 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
     """Return Wilson's score interval of a proportion, without continuity correction; None if n is zero.
 
     E. B. Wilson, Journal of the American Statistical Association 22 (1927) 209-212; in the form of R. G. Newcombe,
-    Statistics in Medicine 17 (1998) 857-872, method 3. For the sum of n values in [0, 1] it is conservative: none
-    varies more than a coin with its mean.
+    Statistics in Medicine 17 (1998) 857-872, method 3. `count` may also be the sum of n values in [0, 1]; the interval
+    is then conservative, since no value varies more than a coin with the same mean.
 
     >>> interval = wilson_interval(167, 200)
     >>> round(interval.low, 3), round(interval.high, 3)
@@ -143,8 +145,8 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     """Return Clopper and Pearson's interval of a proportion; None if n is zero.
 
     C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413. Each end misses the true proportion with probability
-    at most (1 - confidence)/2. This also holds for the mean proportion of independent episodes of
-    different tasks (W. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
+    at most (1 - confidence)/2. The interval also holds for the mean proportion of independent episodes of different
+    tasks (W. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
 
     >>> interval = exact_interval(16, 17)
     >>> round(interval.low, 4), round(interval.high, 4)
@@ -163,16 +165,16 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
 def bounded_mean_interval(
     values: Floats, confidence: float = CONFIDENCE, weights: Floats | None = None
 ) -> Interval | None:
-    """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
+    """Return Gaffke's interval of the mean of values in [0, 1], [n]; None if n is zero.
 
     N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas, arXiv
     1905.06208. The upper end is the quantile of sum D_i x_i + D_0 with D uniform on the simplex of n + 1 weights; the
-    lower end that of sum D_i x_i. For zeros and ones it is Clopper and Pearson's interval. Its coverage for every
-    distribution in [0, 1] is a conjecture; `benchmarks/interval_coverage.py` measures it.
+    lower end that of sum D_i x_i. For zeros and ones the interval is Clopper and Pearson's. That it covers the mean of
+    every distribution in [0, 1] is a conjecture; `benchmarks/interval_coverage.py` measures the coverage.
 
-    `weights` [n] sum to 1, None = equal weights: values are multiplied by n times their weights, and the largest weight
-    bounds each product; for the lower end, this applies to 1 - value. They are for clusters of several sizes, such as
-    starts.
+    `weights` [n] sum to 1 (None = equal weights) and are for clusters of different sizes, such as starts. For the upper
+    end, each value is multiplied by n times its weight, and the products are bounded by n times the largest weight. For
+    the lower end, the same is done with 1 - value.
 
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))
@@ -199,9 +201,9 @@ def bounded_mean_interval(
 def bounded_mean_ends(
     rows: Floats, confidence: Reals = CONFIDENCE, weights: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the ends of `bounded_mean_interval` of each row [R, n] of values, ignoring NaN.
+    """Return the two ends, [R] each, of the `bounded_mean_interval` of each row of values, [R, n], ignoring NaN.
 
-    `weights` [R, n] sum to 1 in each row; `confidence` may be one per row, [R].
+    `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
     scales = np.ones_like(rows) if weights is None else (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
     most = np.fmax.reduce(scales, axis=1, keepdims=True)
@@ -214,8 +216,8 @@ def bounded_mean_ends(
 
 
 def mean_p_values(rows: Floats, mean: float) -> Floats:
-    """Return the two-sided p-value of the mean of each row [R, n] of values in [0, 1], ignoring NaN: the error at which
-    `bounded_mean_interval` ends there.
+    """Return for each row of values in [0, 1], [R, n], the two-sided p-value of the hypothesis that their mean is
+    `mean`: the error at which an end of `bounded_mean_interval` is `mean`. NaN values are ignored.
     """
     means = np.full(len(rows), mean)
     low, high = (1 - _spacing_cdf(*_merge_rows(side), end) for side, end in ((1 - rows, 1 - means), (rows, means)))
@@ -223,7 +225,9 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return the distinct values of each row and a 1, the most frequent first, and their counts: two arrays [R, M]."""
+    """Return a 1 and then the distinct values of each row, the most frequent first, and their counts: two arrays [R,
+    M].
+    """
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -241,7 +245,7 @@ def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: flo
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return the quantiles of `_spacing_cdf`, to within 1e-11, by secants of their normal quantiles."""
+    """Return the means, to within 1e-11, at which `_spacing_cdf` is `level`, by secants of its normal quantile."""
     from scipy.special import ndtri
 
     sizes = counts.sum(axis=1)
@@ -278,12 +282,12 @@ def _merge_values(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
-    """Return P(sum D_i x_i <= mean) of each row, D uniform on the simplex; 1 for a mean of 1 or more.
+    """Return P(sum D_i x_i <= mean) of each row, with D uniform on the simplex; 1 for a mean of 1 or more.
 
-    `points` [R, M], of which the first is 1, occur `counts` times; those with a count of 0 do not occur. It is 1 - P(Q
-    > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s (x_i - mean))^-1. P(Q >
-    0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in Applied Probability 12
-    (1980) 475-490).
+    The values x are `points` [R, M], of which the first is 1; each occurs as often as `counts` says. With independent
+    exponential E_i and Q = sum E_i (x_i - mean), the probability is 1 - P(Q > 0). The moment generating function of Q
+    is exp K(s) = prod (1 - s (x_i - mean))^-1, and P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical
+    line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
     """
     chances = (means >= 1).astype(np.float64)
     inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
@@ -306,7 +310,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 
 
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
-    """Return the minimum of K(s) - log s, by damped Newton steps, which suit a self-concordant function."""
+    """Return the s that minimizes K(s) - log s, by damped Newton steps, as the function is self-concordant."""
     saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
         rates = centered / (1 - saddles[:, None] * centered)
@@ -320,7 +324,7 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
-    """Return the integral over a line above the saddles, relative to the exponential of the heights."""
+    """Return P(Q > 0) of each row: the integral of `_spacing_cdf` along a vertical line through the row's saddle."""
     above = widths[:, None] * np.sinh(line)
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
     turns, numbers = rates[:, ~is_single, None] * above[:, None], counts[:, None, ~is_single]
@@ -332,20 +336,20 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
         scale * (real * saddles[:, None] + imaginary * above),
         scale * (imaginary * saddles[:, None] - real * above),
     )
-    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # a factor 1 / (1 - i turned)
+    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # multiplies by 1 / (1 - i turned)
         turned = rate * above
         shrunk = 1 / (1 + turned * turned)
         real, imaginary = (real - turned * imaginary) * shrunk, (imaginary + turned * real) * shrunk
-    real[:, 0] /= 2  # the line below the axis mirrors the one above
+    real[:, 0] /= 2  # trapezoidal rule: the integral below the axis mirrors the one above
     return np.asarray(real.sum(axis=1) * line[1] / pi)
 
 
 def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return an interval of the unweighted mean of rates of independent episodes, such as those of suites, or None.
+    """Return an interval of the unweighted mean of several rates, such as those of suites; None if a size is 0.
 
-    With equal `sizes` this is Clopper and Pearson's for the sum of `counts`, which also holds for rates that differ
-    (Hoeffding 1956); else that of the episodes' values with their weights (`bounded_mean_interval`). One rate has
-    Wilson's.
+    Episodes are independent. A single rate has Wilson's interval. With equal `sizes` the interval is Clopper and
+    Pearson's for the sum of `counts`, which also holds for rates that differ (Hoeffding 1956). Otherwise it is that of
+    the episodes' weighted values (`bounded_mean_interval`).
     """
     if len(sizes) == 1:
         return wilson_interval(counts[0], sizes[0], confidence)
@@ -359,9 +363,9 @@ def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: 
 
 
 def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the exact interval of the median of values [n] by two order statistics; None if n is too small for one.
+    """Return the exact interval of the median of values [n], whose ends are two of the values; None if n is too small.
 
-    E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5: six values or more at 95 %.
+    E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5. At 95 % it needs six values or more.
     """
     from scipy.special import bdtr
 
@@ -374,20 +378,20 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 
 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the exact interval of a rate whose first hit came in trial number `trials`, from 1.
+    """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
-    The number of trials has the geometric distribution: each end is the rate at which this many trials or more, or this
-    many or fewer, have the probability (1 - confidence)/2.
+    The number of trials has a geometric distribution. At the upper end of the interval, this many trials or more have
+    the probability (1 - confidence)/2; at the lower end, this many or fewer have it.
     """
     tail = (1 - confidence) / 2
     return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
 
 
 def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
-    """Return an interval of the weighted sum of independent estimates from their intervals (MOVER).
+    """Return an interval of the weighted sum of independent estimates, given each estimate with its interval (MOVER).
 
-    With Wilson's and the weights 1 and -1, it is Newcombe's. R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890,
-    method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
+    With Wilson's intervals and the weights 1 and -1, it is Newcombe's interval. R. G. Newcombe, Statistics in Medicine
+    17 (1998) 873-890, method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
 
     >>> rates = [(0.835, wilson_interval(167, 200)), (0.695, wilson_interval(139, 200))]
     >>> interval = combine_intervals(rates, (0.5, 0.5))
@@ -405,10 +409,10 @@ def tango_interval(
 ) -> Interval | None:
     """Return Tango's score interval of the difference of two proportions over the same n pairs; None if n is zero.
 
-    T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, with the
-    probability of a pair won by the second at its maximum likelihood under each. If no pair differs it is ± z²/(n +
-    z²). `only_first` and `only_second` count the pairs with a success of only the one, or only the other; they may be
-    arrays [R], as are then the ends.
+    T. Tango, Statistics in Medicine 17 (1998) 891-908: the interval contains all differences that a score test does not
+    reject; under each, the probability that only the second succeeds has its maximum-likelihood value. If no pair
+    differs, the interval is ± z²/(n + z²). `only_first` and `only_second` count the pairs in which only the first, or
+    only the second, succeeds. If the counts are arrays [R], so are the ends.
     """
     if not np.all(n):
         return None
@@ -437,14 +441,14 @@ def _tango_score(b: Counts, c: Counts, n: Counts, difference: Any) -> Any:
 
 
 RESAMPLES = 10_000
-_CHUNK = 1 << 15  # number of indices drawn at a time, to fit into the processor's cache with constant memory
+_CHUNK = 1 << 15  # number of indices drawn at a time, to fit into the processor's cache and keep memory constant
 
 
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
-    """Return the 95 % bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
+    """Return the 95 % bootstrap interval of each row's mean; all rows have the same resamples. None for a row of NaN.
 
-    `values` has a row for each quantity and a column for each episode, [M, n]. NaN values do not count, and each
-    resample's mean is over those that do.
+    `values` has a row for each quantity and a column for each episode, [M, n]. NaN values do not count: the mean of a
+    resample is over its other values.
     """
     rows, n = values.shape
     if n == 0:
@@ -497,7 +501,7 @@ def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interv
 # Sample sizes of intervals
 
 
-POWER = 0.8  # probability with which a suggested number of episodes decides
+POWER = 0.8  # probability that a suggested number of episodes gives a verdict
 
 
 def check_level(power: float, confidence: float) -> None:
@@ -510,11 +514,10 @@ def check_level(power: float, confidence: float) -> None:
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
-    """Return the smallest n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
+    """Return the smallest n with which `exact_interval` excludes `limit` with the given power at the true `rate`.
 
-    The interval is `exact_interval`; its power rises in steps, so that a slightly larger n may fall just short again.
-    None if `rate` is the limit, or more than about `most` would be needed. Raises `SafevlaError` for a number that is
-    not from 0 to 1.
+    The power does not rise steadily: a slightly larger n may fall just short of it again. Returns None if `rate` is the
+    limit, or if more than about `most` episodes are needed. Raises `SafevlaError` for a number that is not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
@@ -537,7 +540,7 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
     if rate < limit:
         return rate_power(n, 1 - rate, 1 - limit, confidence)
     upper = bdtrc(np.arange(n), n, limit)  # P(X > k)
-    least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail at the limit
+    least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail if the true rate is the limit
     return float(bdtrc(least - 1, n, rate)) if least <= n else 0.0
 
 
@@ -548,7 +551,7 @@ def _decisive_normal(rate: float, limit: float, power: float, confidence: float)
     return ceil(ratio**2) + 1
 
 
-# Confidence sequences, which stay valid for any number of looks
+# Confidence sequences, which stay valid however often the data are looked at
 
 
 _NODES = 512
@@ -556,16 +559,17 @@ _EDGE = 1e-12
 
 
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
+    """Return the interval of the mean of values [n] in [0, 1] by a confidence sequence; None if n is zero.
 
-    With probability `confidence` the intervals of all n contain the mean simultaneously. For mean m and any q in (0, 1)
-    the factor x q / m + (1 - x) (1 - q) / (1 - m) has mean 1. The product over episodes, averaged over Jeffreys' prior
-    of q, is a martingale from 1, which reaches 1/α with probability at most α (Ville); the interval contains the m
-    below that. For zeros and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded
-    values I. Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may differ if
-    looks follow whole rounds, with equally many episodes of every task: then a round's product has a mean of at most 1.
-    The martingale is log-convex in m and at most 1 at the mean of the values, so that these m are an interval around
-    it.
+    With probability `confidence`, the intervals after every number of values contain the mean simultaneously. If the
+    mean is m, then for any q in (0, 1) the factor x q / m + (1 - x) (1 - q) / (1 - m) of a value x has the mean 1. The
+    product of the factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and ever reaches 1/α
+    with probability at most α (Ville). The interval contains every m for which the product is below 1/α. For zeros and
+    ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I. Waudby-Smith and A.
+    Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may have different means if the data are
+    only looked at after whole rounds, with equally many episodes of every task: the product of a round then has a mean
+    of at most 1. The martingale is log-convex in m, and at most 1 if m is the mean of the values; so the set of all
+    such m is an interval around that mean.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
@@ -605,33 +609,34 @@ def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> fl
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
-Steps = Sequence[Sequence[int]]  # sizes of the steps of each round, positive; a step adds its size, or zero, to the sum
+Steps = Sequence[Sequence[int]]  # of each round, the sizes of its steps, positive; a step adds its size or 0 to a sum
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """An interim look at a sum of at most `total`: the test ends if the sum is at most `low`, or at least `high`."""
+    """An interim look at the sum `gained`, of at most `total`: the test ends at `low` or less, `high` or more."""
 
     gained: int
     total: int
     low: int
     high: int
     side: int
-    """1 if the sum was too large for the rate at this look or before, -1 if too small, 0 if the test continues."""
+    """1 if at this look or before the sum was too large for the rate, -1 if too small, 0 if the test continues."""
 
 
 def sequential_look(
     steps: Steps, gained: Sequence[int], rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
 ) -> SequentialLook:
-    """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
+    """Return the last look of a sequential test of a rate; each of a planned number of looks may end the test.
 
-    Up to a look the test may spend, on each side, its error times the squared share of the planned steps that were made
-    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums within that error, by
-    recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
+    Up to a look, the test may spend on each side half of its error times the square of the share of planned steps made
+    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as that error allows. They follow
+    from the distribution of the sums that no earlier look has ended, computed recursively, so that the error is exact
+    for any steps.
 
-    `steps` are those of each round so far, `gained` the sum of each round's successful steps, [K], `rate` the
-    probability of each under the hypothesis, and `shares` the shares of the planned steps made by each look, rising to
-    1, [K or more]; 1 - `confidence` is the error of both sides together over all planned looks.
+    `steps` are those of each round so far, and `gained` is the sum of each round's successful steps, [K]. `rate` is the
+    probability of success of each step under the hypothesis. `shares` are the shares of the planned steps made by each
+    look, rising to 1, [K or more]. 1 - `confidence` is the error of both sides together over all planned looks.
     """
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
@@ -644,9 +649,10 @@ def sequential_look(
 def sum_limits(
     steps: Steps, rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
 ) -> Iterator[tuple[int, int]]:
-    """Yield for each round the largest sum that is too small for the rate, and the smallest that is too large.
+    """Yield for each round the largest sum that is too small for the rate, and the smallest sum that is too large.
 
-    They are -1, and one more than the largest sum, if there is no such sum. Arguments as for `sequential_look`.
+    If no sum is too small the first is -1; if none is too large the second is 1 + the largest possible sum. The
+    arguments are those of `sequential_look`.
     """
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):

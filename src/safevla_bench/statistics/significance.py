@@ -1,8 +1,9 @@
-"""Significance tests of differences, with the intervals of the same tests; adjustment for several of them; trends.
+"""Significance tests of differences, with the intervals that the tests imply; multiplicity adjustment; tests of trends.
 
-Over tasks there are two questions. The first repeats the same tasks: episodes are compared within each task. The second
-draws other tasks: the mean difference of each task is one observation, and its p-values are exact. On the same tasks
-p-values are mid-p-values, which count half of the observed outcome's own probability, except Barnard's.
+There are two questions about several tasks. For these tasks, the same tasks would be repeated: episodes are compared
+within each task, and all p-values except Barnard's are mid-p-values, which count only half of the observed outcome's
+probability. For tasks like these, other tasks would be drawn: the mean difference of each task is one observation, and
+p-values are exact.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from safevla_recorder.episode import Floats, Ints
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Return Holm's adjusted p-values, in the order given: at level α, any false rejection has probability at most α.
+    """Return Holm's adjusted p-values, in the given order: at level α, a false rejection has at most the probability α.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
@@ -39,7 +40,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 # Two independent proportions
 
 
-_TIE = 1e-9  # statistics with a smaller relative difference are equal: the difference is rounding
+_TIE = 1e-9  # statistics with a smaller relative difference are equal: they differ only by rounding
 _POINTS = 256
 _WINDOW_SD = 9.0
 _REFINEMENTS = 5
@@ -47,25 +48,25 @@ _REFINEMENTS = 5
 
 @lru_cache(maxsize=4096)
 def barnard_p(count: int, n: int, other: int, m: int) -> float:
-    """Return Barnard's two-sided p-value of count/n and other/m, with the z statistic of pooled variance.
+    """Return Barnard's two-sided p-value of the difference between count/n and other/m, by the pooled z statistic.
 
-    The test rejects, in each row of the table of outcomes, those outside two thresholds. The probability of this is a
-    sum of binomial probabilities of the row times two binomial tails; the p-value is its supremum over the common
-    proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J. J. Shuster, Journal of
-    the Royal Statistical Society A 148 (1985) 317-327. 1 if all outcomes are equal, for which the statistic does not
-    exist.
+    In each row of the table of outcomes, those beyond two thresholds are as extreme as the observed outcome. Their
+    total probability is a sum over rows of the row's binomial probability times two binomial tails; the p-value is its
+    supremum over the common proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J.
+    J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all outcomes are equal,
+    since the statistic then does not exist.
 
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first), (y, second) = sorted([(count, n), (other, m)])  # identical digits if the two are swapped
+    (x, first), (y, second) = sorted([(count, n), (other, m)])  # swapping the two gives identical digits
     return _supremum(_barnard_region(x, first, y, second), first, second)
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return Barnard's test of count/n and other/m, and a consistent Newcombe interval of their difference."""
+    """Return Barnard's test of count/n minus other/m, with Newcombe's interval made consistent with it."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
     rates = [(x / size, ends) for x, size in sides if (ends := intervals.wilson_interval(x, size, confidence))]
 
@@ -77,10 +78,10 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
 
 
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
-    """Return the outcomes (x, y) of n and m at least as extreme as the observed, by row x: two arrays [n + 1].
+    """Return which outcomes x of n and y of m are at least as extreme as the observed one, as two arrays [n + 1] by x.
 
-    In each row, y up to the first array's (-1 = none) and from the second array's on (m + 1 = none) is extreme. The
-    squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y.
+    For each x, every y up to the first array's value (-1 = none) and from the second array's value on (m + 1 = none) is
+    extreme. The squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant factor, with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -91,7 +92,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     root = np.sqrt(np.maximum(0.0, half_b * half_b - a * c))
     low, high = np.floor((-half_b - root) / a), np.ceil((-half_b + root) / a)
     low, high = np.clip(low, -1, m).astype(np.int64), np.clip(high, 0, m + 1).astype(np.int64)
-    # No outcome is extreme if all are equal: the statistic does not exist there.
+    # An outcome in which all episodes are equal is not extreme: the statistic does not exist for it.
     if limit > 0:
         low[0], high[0] = -1, max(high[0], 1)
         low[n], high[n] = min(low[n], m - 1), m + 1
@@ -131,7 +132,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
     first, last = max(0, int(n * proportion - spread)), min(n, int(n * proportion + spread) + 1)
     rows = np.arange(first, last + 1)
     low, high = region[0][rows], region[1][rows]
-    # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower one of the complement.
+    # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower tail of m - Y.
     below = np.where(low >= 0, bdtr(np.maximum(low, 0), m, proportion), 0.0)
     above = np.where(high <= m, bdtr(np.clip(m - high, 0, m), m, 1 - proportion), 0.0)
     return float(intervals.binomial_pmf(rows, n, proportion) @ (below + above))
@@ -148,28 +149,29 @@ _TOLERANCE = 1e-12  # sums closer than this are equal: they differ only by the o
 
 @dataclass(frozen=True)
 class MeanTest:
-    """A two-sided p-value of the hypothesis that a mean difference is zero, and the interval of the same test."""
+    """A two-sided p-value of the hypothesis that a mean difference is zero, and the interval that the test implies."""
 
     p_value: Any
     find_interval: Callable[[], intervals.Interval | None]
-    """Both are arrays [R] for several hypotheses, if the test was given several rows."""
+    """Returns the interval. It and the p-value are arrays [R] if the test was given several rows."""
 
     @cached_property
     def interval(self) -> intervals.Interval | None:
-        """The differences that the test does not reject; None if no difference can be excluded.
+        """The differences that the test does not reject; None if no difference can be rejected.
 
-        It excludes 0 exactly if the p-value is significant; an end of 0 is then open. It is computed on first use, as
-        this takes longer than the p-value.
+        The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. It is computed on
+        first use, since this takes longer than the p-value.
         """
         return self.find_interval()
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Test that the differences of tasks like these are symmetric about zero, and return their center's interval.
+    """Return the sign-flip test that the differences in tasks like these are symmetric about zero; the test is exact.
 
-    An exact test. `differences` are the mean differences of the tasks, from -1 to 1, and `weights` positive, [K] each,
-    or [R, K] for R pairs of policies. The interval is None if nothing can be rejected with any data: at 95 % with
-    fewer than six tasks. Up to 13 tasks its ends are two order statistics of the weighted means of all subsets.
+    `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
+    for R pairs of policies. The interval is that of the center of symmetry. It is None if no data could reject
+    anything: at 95 %, with fewer than six tasks. Up to 13 tasks, its ends are two order statistics of the weighted
+    means of all subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
     sizes = np.broadcast_to(weights, rows.shape)
@@ -209,7 +211,7 @@ def _find_centers(differences: Floats, weights: Floats, confidence: float) -> Fl
 
 
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
-    """Join tests of one or several rows each into one; ends are NaN if there is no interval."""
+    """Return one test with the rows of all tests in order; the ends of a missing interval are NaN."""
 
     def find_interval() -> intervals.Interval:
         ends = [(np.nan, np.nan) if (one := test.interval) is None else (one.low, one.high) for test in tests]
@@ -221,25 +223,27 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 
 
 def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Test that the differences of pairs center on zero, each from -1 to 1, [n], and return their center's interval.
+    """Return the sign-flip test that the differences of pairs, each from -1 to 1, [n], are symmetric about zero.
 
-    Uses the mid-p-value: for differences of -1, 0 and 1 it is that of `mcnemar_mid_p`. An end is -1 or 1 if nothing is
-    excluded.
+    The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is that of the
+    center; an end is -1 or 1 if no difference can be excluded on that side.
     """
     return _flip_signs(differences, np.ones(len(differences)), confidence, tie=0.5)
 
 
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: float) -> MeanTest:
-    """Return the test that weighted differences [K], with random signs, center on zero, and its interval in [-1, 1].
-    The interval contains the centers that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
-    Association 64 (1969) 1303-1317). An outcome as extreme as the observed one counts `tie`: 1, or 0.5 for mid-p.
+    """Return the sign-flip test that weighted differences [K] are symmetric about zero, with its interval in [-1, 1].
+    The interval contains the centers of symmetry that sign flips do not reject (J. A. Hartigan, Journal of the American
+    Statistical Association 64 (1969) 1303-1317). The probability of outcomes exactly as extreme as the observed one
+    counts times `tie`: 1, or 0.5 for a mid-p-value.
     """
     estimate = float(differences @ weights / weights.sum())
     is_graded = tie < 1 and len(differences) > _EXACT_TERMS
     if tie == 1 and len(differences) > _EXACT_TERMS:
         shares = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is the lower one of the mirrored differences: swapping two policies mirrors each digit.
+        # The upper end is minus the lower end of the negated differences, so that swapping two policies gives identical
+        # digits.
         count_below = _count_on_grid if is_graded else _count_subsets
         shares = count_below(differences, weights), count_below(-differences, weights)
     p_values = [float(_low_p(of, tie, np.zeros(1))[0]) for of in shares]
@@ -255,7 +259,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""The shares of all subsets whose mean is below each of some centers, and those whose mean equals it."""
+"""A function of centers: for each, the share of all subsets whose mean is below it, and of those equal to it."""
 
 
 def _low_p(shares: Shares, tie: float, centers: Floats) -> Floats:
@@ -287,8 +291,8 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the shares of these sums, and of the negative ones, by a table of all subsets over their weights and sums:
-    exact if both have few whole steps, such as counts; else there are 2,048 steps of sums and 1,000 of weights.
+    """Return the `Shares` of these sums, and of the negated sums, by a table of all subsets over weight and sum. It is
+    exact if weights and sums are few whole steps, such as counts; otherwise they are rounded to 1,000 and 2,048 steps.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -303,7 +307,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # rounding moves means by this much
+    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # shift of the mean by rounding
 
     def find_shares(below: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
         at = zero + np.outer(centers * slope + drift, np.arange(top + 1))
@@ -351,14 +355,14 @@ def _list_subsets(count: int) -> Floats:
 
 
 def _sum_on_grid(terms: Floats) -> tuple[float, float]:
-    """Return the shares of all subsets of the terms [K] with a sum below zero, and with a sum of zero."""
+    """Return the share of all subsets of the terms [K] whose sum is below zero, and the share whose sum is zero."""
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_whole = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
     steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by this much
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # with the shift of the mean of all sums by rounding
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
     chances[0], top = 1.0, 1
@@ -390,7 +394,7 @@ def mcnemar_test(
     n: intervals.Counts,
     confidence: float = intervals.CONFIDENCE,
 ) -> MeanTest:
-    """Return McNemar's mid-p test of n pairs, and Tango's interval of the difference, made consistent with it."""
+    """Return McNemar's mid-p test of n pairs, with Tango's interval of the difference made consistent with it."""
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -401,10 +405,10 @@ def mcnemar_test(
 
 
 def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -> Any:
-    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits the pairs that differ; 1 if none does.
+    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits discordant pairs; 1 if there are none.
 
-    M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: it hardly ever exceeds its
-    level, and has more power than the exact test. Counts may be arrays.
+    M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: the test hardly ever
+    exceeds its level, and has more power than the exact test. Counts may be arrays.
 
     >>> float(mcnemar_mid_p(1, 7))
     0.0390625
@@ -422,15 +426,15 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
 def score_difference(
     counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = intervals.CONFIDENCE
 ) -> MeanTest:
-    """Test that two policies' rates have the same mean over tasks of equal weight, and return the test's interval of
-    their difference.
+    """Return the test that two policies' rates have the same mean over tasks of equal weight.
 
-    `counts` of `sizes` episodes count for the first policy, `others` of `other_sizes` for the second, [K] each, or [R,
-    K] for R pairs of policies; tasks with a size of 0 do not count. The stratified score statistic, with the variance
-    at the maximum-likelihood rates of each task that differ by the hypothetical difference (O. S. Miettinen and M.
-    Nurminen, Statistics in Medicine 4 (1985) 213-226), corrected for its skewness (P. J. Laud, Pharmaceutical
-    Statistics 16 (2017) 334-348): without that, one episode of a policy against fifty errs in 10 % near a rate of 95 %.
-    It holds its level with three episodes of each policy and task, or as many of both in all tasks.
+    `counts` of the first policy's `sizes` episodes in each task have the outcome, and `others` of the second policy's
+    `other_sizes`, [K] each, or [R, K] for R pairs of policies. Tasks with a size of 0 do not count. The statistic is
+    the stratified score statistic. Its variance is at each task's maximum-likelihood rates that differ by the
+    hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
+    corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): uncorrected, one episode of a
+    policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its level with at least
+    three episodes of each policy and task, or with equal numbers in all tasks and of both policies.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)
@@ -492,7 +496,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
-    """Return each task's likeliest pair of rates that differ by `difference`: the closed-form root of a cubic."""
+    """Return each task's most likely two rates that differ by `difference`, by the closed-form root of a cubic."""
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
@@ -512,10 +516,11 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 
 
 def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Test that the differences of pairs, each from -1 to 1, [n], have the mean zero, for any distribution.
+    """Return the test that the differences of pairs, each from -1 to 1, [n], have the mean zero, for any distribution.
 
-    Uses Gaffke's interval of (1 + difference)/2, which assumes no symmetry: rare deep violations and frequent shallow
-    ones have equal means but skewed differences. For several pairs of policies they are [R, n], NaN if missing.
+    It uses Gaffke's interval of (1 + difference)/2, which does not assume symmetry: a policy with rare deep violations
+    and one with frequent shallow ones have equal means but skewed differences. The differences of R pairs of policies
+    are [R, n], NaN if missing.
     """
     rows = np.atleast_2d(1 + differences) / 2
     p_values = intervals.mean_p_values(rows, 0.5)
@@ -529,15 +534,15 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
 
 _P_HALVINGS = 12
-"""Precision of the search for a p-value: at most 0.00025 too large, and on the correct side of the level."""
+"""Halvings in the search for a p-value: it is at most 0.00025 too large, and on the correct side of the level."""
 
 
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the interval of `measure` at a confidence, and its p-value: the error at which it ends at 0.
+    """Return the test whose interval at a confidence is `measure`'s; its p-value is the error at which it ends at 0.
 
-    `only_side`: the p-value is 0 or 1, which only says whether it is significant.
+    If `only_side`, the p-value is just 0 if it is significant, and 1 if it is not.
     """
 
     def excludes_zero(level: float) -> bool:
@@ -555,16 +560,17 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""An initial state or a task: its good episodes, how many of these are unknown, then further inputs of a test."""
+"""A state or a task: its number of good episodes, of unknown ones among these, then further inputs of a test."""
 _MOST_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the largest number of unknown episodes, no matter which, that may be bad without changing a verdict.
+    """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails even for k =
+    0.
 
-    Unknown episodes are among the good ones of each unit, and `stays` says whether the verdict holds for given units.
-    Tries all choices of one episode, then all of two, and so on, at most 2,000: the number is never too large. None if
-    the verdict does not even hold with none of them bad.
+    Each unit counts its unknown episodes as good, and `stays` says whether the verdict holds for given units. All
+    choices of one episode are tried, then all of two, and so on, up to 2,000 choices in total; the result is never too
+    large.
     """
     level, most, tried = [Counter(units)], None, 0
     while level:
@@ -586,17 +592,17 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MOST_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_DRAWN_TERMS = 4_000_000  # pairs times draws: more pairs mean fewer draws of signs, but at least a fifth of the maximum
+_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws, but at least a fifth of `_MOST_DRAWS` are drawn
 
 
 def max_t_adjust(differences: Floats) -> Floats:
-    """Return step-down adjusted p-values of R pairs of policies, given the differences of each in U units, [R, U].
+    """Return step-down adjusted p-values of R pairs of policies, given the differences of each pair in U units, [R, U].
 
-    The units are initial states or tasks; one random sign is drawn for each, the same for all pairs, so that effects
-    common to several pairs count once. Statistics are sums divided by their own standard deviation under these signs: a
-    small certain difference is then not hidden by the maximum of large, varying ones. All signs are tried for up to 13
-    units. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M. Wolf, Journal
-    of the American Statistical Association 100 (2005) 94-108. A pair without a difference has 1.
+    The units are initial states or tasks. A random sign is drawn for each unit and applied to all pairs, so that
+    effects common to several pairs count once. The statistic of a pair is its sum divided by the standard deviation
+    under these signs, so that a small but certain difference is not hidden by large, varying ones. For up to 13 units
+    all signs are tried. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M.
+    Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair whose differences are all 0 gets 1.
     """
     spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))
     adjusted = np.ones(len(differences))
@@ -617,7 +623,9 @@ def max_t_adjust(differences: Floats) -> Floats:
 
 
 def _list_signs(units: int, pairs: int) -> Floats:
-    """Return rows of signs of the units, the observed ones first: all, or deterministic random ones."""
+    """Return rows of signs of the units, [draws, units]: all combinations, or random ones from a fixed seed. The first
+    row is all 1, the observed signs.
+    """
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
     draws = max(_MOST_DRAWS // 5, min(_MOST_DRAWS, _DRAWN_TERMS // pairs))
@@ -628,11 +636,12 @@ def _list_signs(units: int, pairs: int) -> Floats:
 
 
 def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
-    """Return Page's statistic of a trend over ordered columns and its two-sided p-value, of values [blocks, columns].
+    """Return Page's statistic of a trend over ordered columns, and its two-sided p-value, for values [blocks, columns].
 
-    Blocks are initial states and columns checkpoints, in their order. The statistic is the mean over blocks of
-    Spearman's rank correlation with the order, up to ties: above 0 if values rise. Columns are permuted within blocks.
-    E. B. Page, Journal of the American Statistical Association 58 (1963) 216-230.
+    Blocks are initial states, and columns are checkpoints in their order. The statistic is the mean over blocks of
+    Spearman's rank correlation with the order (without its correction for ties): above 0 if values rise. The p-value is
+    by random permutation of the columns within each block. E. B. Page, Journal of the American Statistical Association
+    58 (1963) 216-230.
     """
     columns = values.shape[1]
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # relative to their mean, ties averaged
