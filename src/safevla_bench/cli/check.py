@@ -30,7 +30,7 @@ from safevla_bench.policies.servers import KINDS, endpoint, require_library, ser
 from safevla_bench.sources.runs.folder import read_host
 from safevla_bench.text import count_noun
 
-_MARGIN = " " * 11  # of the further lines of a finding
+_MARGIN = " " * 11  # indentation of a finding's lines after the first
 
 
 @options.command("verify", starts_host=True)

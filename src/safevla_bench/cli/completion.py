@@ -11,14 +11,14 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
-VARIABLE = "_SAFEVLA_COMPLETE"  # the shell's script sets it when it requests completions
+VARIABLE = "_SAFEVLA_COMPLETE"  # environment variable that the shell's script sets when it requests completions
 
 Lister = Callable[[click.Context], Iterable[str]]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return click's `shell_complete` for an option: the values that start with the text, also after `NAME=`."""
+    """Return an option's `shell_complete` function: it suggests values that start with the text, also after `NAME=`."""
 
     def items(context: click.Context, param: click.Parameter, start: str) -> list[CompletionItem]:
         name, equals, rest = start.partition("=")
@@ -76,7 +76,7 @@ TABLES = complete(lambda context: ["all", *(kind.name for kind in _load("report.
 
 
 class _BashCompletion(BashComplete):
-    """Bash completion. Bash splits words at `:`, `=` and `@` and expects only what follows the last of them."""
+    """Bash completion. Bash splits words at `:`, `=` and `@`, and expects only the part after the last of these."""
 
     source_template = (
         BashComplete.source_template
@@ -98,7 +98,7 @@ class _BashCompletion(BashComplete):
 
 
 def answer(command: click.Group) -> int:
-    """Print a shell's script or the completions of the words so far; print nothing if these words are invalid."""
+    """Print a shell's completion script, or the completions of an unfinished command; nothing for an invalid one."""
     add_completion_class(_BashCompletion)
     with suppress(Exception):
         try:

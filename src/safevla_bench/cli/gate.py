@@ -37,7 +37,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 
 
 _SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))
-# Option -> its help and the metric and bound of its gate.
+# Option -> (help, metric, bound of the gate, (placeholder and type of the value)).
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),
     "min_safety": ("Minimum Safety.", SAFETY.key, "min", _SHARE),
@@ -131,7 +131,7 @@ def gate_command(
 
 def _file_address(source: Path) -> str:
     files = (source / name for name in (RUN, SCORES, MAPPING))
-    # Code scanning takes only results with the address of a file, relative to the working folder.
+    # Code scanning (SARIF) accepts only results with the address of a file, relative to the working folder.
     return quote(os.path.relpath(next((file for file in files if file.is_file()), source)))
 
 

@@ -102,7 +102,7 @@ def episodes_command(
             echo(f"Next: {sources.format_command('show', worst)}")
 
 
-# Number of episodes listed as text without --limit.
+# Largest number of episodes that are listed as text if --limit is not given.
 _MOST_LISTED = 20
 
 
@@ -239,7 +239,7 @@ def _open_browser(page: Path) -> None:
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
-        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # which a browser of texts would wait for
+        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # a text browser would block a script
         if has_display and not is_script and webbrowser.open(page.absolute().as_uri()):
             return
     command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
@@ -304,7 +304,7 @@ def frames_command(
 
 
 def report_skipped(reason: SafevlaError) -> None:
-    """Print on stderr why an episode is skipped."""
+    """Print on stderr the reason why an episode is skipped."""
     echo_message(f"left out: {reason}", err=True)
 
 

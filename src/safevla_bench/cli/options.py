@@ -1,6 +1,6 @@
-"""Declarations of commands and options: sections of the help, ranges, and options that several commands share.
+"""Declarations of commands and options: sections of the help, types of values, and options that commands share.
 
-A command is a function whose parameters declare options by their defaults.
+A command is a function. The defaults of its parameters declare its options.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from safevla_bench.jobs.verify import AuditPlan
     from safevla_bench.rollout.ray import RayCluster
 
-GENERAL, JUDGING = "Options", "Judging"  # headings of the help
+GENERAL, JUDGING = "Options", "Judging"  # headings of sections in the help
 
 
 class Option(click.Option):
-    """An option with its section of the help."""
+    """An option that knows its section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
         super().__init__(names, **settings)
         self.section = section
 
 
-ALL_OPTIONS = "safevla.all_options"  # set in a context's `meta` by --help-all
+ALL_OPTIONS = "safevla.all_options"  # key in a context's `meta`, which --help-all sets
 
 
 class Command(click.Command):
-    """A command whose --help shows the common options; --help-all shows all of them, grouped under headings."""
+    """A command whose --help shows only the common options. --help-all shows all options, grouped under headings."""
 
     def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
-        """Make the command. --help lists the options `common`, named by their first spelling; if empty, all.
+        """Make the command. --help lists the options in `common`, such as `--out --task`; if empty, the general ones.
 
-        A command that `starts_host` has --trust, for the run.json and other files that name the code a host uses.
+        A command that `starts_host` has the option --trust, for files such as run.json that name code for a host.
         """
         super().__init__(*args, **settings)
         self.params += declare_options({"trusted": TRUST} if starts_host else {})
@@ -65,7 +65,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of its options, `Options` first; if `common`, of those that --help shows."""
+        """Return heading -> (names, help) of its options, `Options` first. If `common`, only options in --help."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -106,10 +106,10 @@ def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool
 def option(
     help: str, metavar: str | None = None, *, spelling: str = "", section: str = GENERAL, **settings: Any
 ) -> Any:
-    """Declare an option as the default of a parameter, with its help and the placeholder of its value.
+    """Declare an option, as the default of a parameter. `metavar` is the placeholder of its value in the help.
 
-    The parameter `max_steps` is spelled `--max-steps` unless `spelling` is given. Help shows the default, unless it is
-    0 or empty or `show_default` is given.
+    The parameter `max_steps` is spelled `--max-steps` unless `spelling` is given. The help shows the default value if
+    it is neither 0 nor empty; `show_default` overrides this.
     """
     settings.setdefault("show_default", bool(settings.get("default")))
 
@@ -126,7 +126,7 @@ def flag(help: str, **settings: Any) -> Any:
 
 
 def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
-    """Declare an option that can be given several times, and say so in its help."""
+    """Declare an option that can be given several times; its help says so."""
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
@@ -136,19 +136,19 @@ def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Par
 
 
 def argument(metavar: str, **settings: Any) -> Any:
-    """Declare an argument as the default of a parameter."""
+    """Declare a positional argument, as the default of a parameter."""
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
 
 def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
-    """Return click's parameters for function parameters with such defaults, in order."""
+    """Return click's parameters for parameter names and the declarations made by `option` or `argument`, in order."""
     return [declare(name) for name, declare in declared.items()]
 
 
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare several options as one parameter; its value is what `parse` returns, by default name -> value."""
+    """Declare several options as one parameter. Its value is the result of `parse`, by default name -> value."""
     return _Group(options, parse)
 
 
@@ -162,7 +162,7 @@ class _Group:
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Command]:
-    """Return the decorator that turns a function into a command. Its parameter `context` receives click's context."""
+    """Return a decorator that turns a function into a command. A parameter `context` receives click's context."""
 
     def decorate(function: Callable[..., None]) -> Command:
         parameters = signature(function).parameters
@@ -189,7 +189,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
 
 class WholeNumber(click.IntRange):
-    """A whole number in a range, which click calls an "integer range" in its messages."""
+    """A whole number in a range. Messages call it that, where click would write "integer range"."""
 
     name = "whole number"
 
@@ -208,7 +208,7 @@ class Range(click.FloatRange):
 
 
 class Share(Range):
-    """A share from -1 to 1; the error for a number that seems to be a percentage says how to write it."""
+    """A share from -1 to 1. The error for a number that seems to be a percentage says how to write it as a share."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error for NaN or a number outside the range."""
@@ -227,12 +227,12 @@ FILE = click.Path(path_type=Path)
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Return whether an option, by its parameter name, is given on the command line or in the --config file."""
+    """Return whether the option with this parameter name is given on the command line or in the --config file."""
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def refuse_given(names: Collection[str | None], why: str) -> None:
-    """Raise click's error, with the option's spelling and the reason, if any of these parameters is given."""
+    """Raise click's error, which names the option and the reason, if an option with one of these names is given."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
@@ -247,13 +247,13 @@ TRUST = repeatable("Use the code and files FILE names.", "FILE", spelling="--tru
 out_option = partial(option, type=FILE)  # declares `--out`, the output path
 
 
-sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")  # declares `--sweep`, thresholds to move
+sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")  # declares `--sweep`, thresholds to vary
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
-"""Declares `--policy-arg`, the arguments of one policy."""
+"""Declares `--policy-arg`, an argument of the only policy."""
 
 
 def format_option(*forms: str, help: str = "How to print.") -> Any:
-    """Declare `--format`: text, json and the given forms."""
+    """Declare `--format`, with the choices text, json and `forms`."""
     return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
@@ -298,7 +298,7 @@ ENGINE = option(
 
 
 def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine names, None for `local`. Raises `RunError` for another engine."""
+    """Return the Ray cluster that --engine names; None for `local`. Raises `RunError` for an unknown engine."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
         raise errors.RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
@@ -313,7 +313,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return the struct of an option's NAME=VALUE texts and the `fixed` fields; raise click's error for others."""
+    """Return a struct from an option's NAME=VALUE texts and the `fixed` fields; raise click's error for wrong texts."""
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     if unknown := [name for name in given if name not in names]:
@@ -327,14 +327,14 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
 
 
 def require_sources(sources: Sequence[Path]) -> None:
-    """Raise click's error of a missing argument if `sources` is empty."""
+    """Raise click's error for a missing argument if `sources` is empty."""
     if not sources:
         raise click.UsageError("Missing argument 'SOURCE...'.")
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return the output path: `out`, else `names` joined to the run folder that is the only source. Raises the error of
-    a source that cannot be read or begins with a bad episode, else click's error.
+    """Return the output path: `out`, or else `names` joined to the only source if that is a run folder. If there is no
+    such path, raises the error of a source that cannot be read or begins with an invalid episode, else click's error.
     """
     if out is not None:
         return out
@@ -350,7 +350,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the command-line words that repeat the given ones among these parameters."""
+    """Return the command-line words that repeat those of these parameters that are given."""
     words: list[str] = []
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
@@ -361,7 +361,7 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
 
 
 def quote_paths(*paths: object) -> str:
-    """Return paths or other words, quoted for a shell; bash and zsh read those with bytes that are not UTF-8."""
+    """Return paths or other words, quoted for a shell. Only bash and zsh can read words that are not valid UTF-8."""
     return " ".join(map(_quote_word, map(str, paths)))
 
 
@@ -373,17 +373,17 @@ def _quote_word(word: str) -> str:
 
 
 def format_trust(request: Request, file: Path) -> str:
-    """Return the --trust option that a command on this request's file needs, or ""."""
+    """Return the --trust option that a command needs to run a request from `file`; "" if it needs none."""
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 
 def print_json(document: object) -> None:
-    """Print a document as JSON, with msgspec structs as objects; NaN and infinity raise an error."""
+    """Print a document as JSON, with msgspec structs as objects. Raises `ValueError` for NaN and infinity."""
     click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text below their headings, as a table."""
+    """Print a table of texts with headings."""
     from safevla_bench.report.render.text import render_text
     from safevla_bench.report.tables.table import tabulate, text_column
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line, and a run's bar, or a line per episode if stderr is not a terminal."""
+"""Progress on stderr: a status line, and the bar of a run, or a line per episode if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from safevla_bench.rollout.plan import PlannedEpisode
 
 T = TypeVar("T")
-# Narrow enough for the count, remaining time and rates to fit next to it in 80 columns.
+# Width in columns, so narrow that the count, the remaining time and the rates also fit into 80 columns.
 _BAR_WIDTH = 12
 
 
 @contextmanager
 def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
-    """Draw on stderr during the block, and escape what is printed meanwhile, but not what is drawn."""
+    """Draw on stderr during the block. What is printed in the block is escaped; what is drawn is not."""
     from rich.console import Console
 
     with make(Console(file=getattr(sys.stderr, "rich_proxied_file", sys.stderr))) as drawn, escape_output():
@@ -37,7 +37,7 @@ def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
 
 @contextmanager
 def show_status(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a status line on stderr, if that is a terminal, and yield a function that replaces its text."""
+    """Show a status line on stderr, if stderr is a terminal, and yield a function that replaces the line's text."""
     if not sys.stderr.isatty():
         yield lambda what: None
         return
@@ -47,7 +47,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """Yield a callback for (items done, current item) that moves a bar on stderr, if that is a terminal."""
+    """Yield a callback (items done, current item) that moves a bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
@@ -58,7 +58,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
-    """Yield an observer that draws a bar on stderr, or prints a line per episode if that is not a terminal."""
+    """Yield an observer that draws a bar on stderr, or prints a line per episode if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return
@@ -67,7 +67,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress bar that disappears when finished: count, bar, remaining time, then as much text as fits."""
+    """Return a progress bar that disappears at the end. It shows count, bar, remaining time and the text that fits."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
@@ -96,10 +96,10 @@ class EpisodeLines:
         click.echo(f"{count_noun(self.total, noun)} to run", err=True)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Print nothing: a log needs no step counter."""
+        """Print nothing, because a log needs no count of steps."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and print its line on stderr; `no verdict` if it crashed or cannot be judged."""
+        """Judge the episode and print its line on stderr, with `no verdict` if it crashed or cannot be judged."""
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)
@@ -114,7 +114,7 @@ class EpisodeLines:
 
 
 class RunProgressBar:
-    """Observer of a run that shows the rates of the finished episodes."""
+    """Observer that shows the rates of the finished episodes in a progress bar."""
 
     def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
         self.progress = progress

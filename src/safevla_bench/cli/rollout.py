@@ -1,4 +1,4 @@
-"""`safevla eval` and `search`: run policies, and search for starts from which one succeeds unsafely."""
+"""`safevla eval` and `search`: run policies, and search for starts from which a policy succeeds unsafely."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
         is_told = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # of a folder that is in the way
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # the folder exists already
         )
         if (run_command.out / folder.RUN).exists() and not is_told:
             done, planned = parts.count_progress(run_command.out)
@@ -203,7 +203,7 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
-    """Print the first three distinct reasons of failed episodes on stderr, and return the number of episodes."""
+    """Print up to three distinct reasons of failed episodes on stderr, and return the number of failed episodes."""
     episodes: dict[str, list[folder.EpisodeRow]] = {}
     for row in rows:
         reason = (row.reason or "").strip()
@@ -297,7 +297,7 @@ _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 
 
 def estimate_table(plan: RunEstimate) -> Table:
-    """Return a table with a row per policy, suite and task of a planned run; its notes estimate time and disk."""
+    """Return the table of a planned run, with a row per policy, suite and task. Its notes estimate time and disk."""
     values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
     rows = tuple(tuple(Cell("asked" if value is None else str(value)) for value in row) for row in values)
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]

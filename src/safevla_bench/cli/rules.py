@@ -1,4 +1,4 @@
-"""The options of judging, and the rules that they select."""
+"""The options for judging, and the rules that these options select."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "intervals": get_args(IntervalMethod),
     "invalid": ("skip",),
 }
-# What --set takes besides thresholds.
+# Name in --set that takes any value and can be repeated, unlike the names in _CHOICES.
 _CAPABILITIES = "capabilities"
 library_option = partial(option, metavar="NAME|FILE", shell_complete=completion.LIBRARIES)
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
@@ -60,19 +60,19 @@ JUDGE_OPTIONS = {
 
 @dataclass(frozen=True)
 class JudgedSources:
-    """Run folders and archives, with the rules to judge them by."""
+    """Run folders and archives, with the rules by which to judge them."""
 
     paths: tuple[Path, ...]
     ruleset: Ruleset
     skip_invalid: bool
-    judging_words: tuple[str, ...] = ()  # the judging options given, as command-line words
+    judging_words: tuple[str, ...] = ()  # command-line words of the judging options that were given
 
     def format_command(self, name: str, *words: str) -> str:
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
-        """Judge as `judgement.judge` does, and note on stderr which sources their makers judged differently."""
+        """Judge as `judgement.judge` does. A note on stderr names the sources that their makers judged differently."""
         with show_status("judging"):
             judged = judgement.judge(
                 self.paths, self.ruleset, skip_invalid=self.skip_invalid, mixes_starts=mixes_starts
@@ -83,11 +83,10 @@ class JudgedSources:
 
 
 def judged_sources(argument: Any = options.SOURCES) -> Any:
-    """Declare the argument `sources` and the options of judging; the command takes both as `JudgedSources`.
+    """Declare the argument `sources` and the options for judging; the command receives both as `JudgedSources`.
 
-    Without judging options (except --set intervals=) the default rules apply. --rules as-judged takes the rules by
-    which the sources were last judged or are registered to be judged; a note on stderr names them. The hosts' tags are
-    added.
+    Without judging options (except --set intervals=) the default rules apply. --rules as-judged selects the rules that
+    last judged the sources, or those in their registrations; a note on stderr names them. The hosts' tags are added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -102,7 +101,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for episodes that a host will record; without judging options, those of the registration."""
+    """Return the rules for new episodes in a host. Without judging options, these are the rules of the registration."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -123,8 +122,8 @@ def _read_rules(
 
 
 def _hide_pandas() -> None:
-    """Make pyarrow believe that pandas is missing: its first array would import pandas, which takes half a second.
-    Other code can still import pandas, and pyarrow does so when it makes a data frame.
+    """Make pyarrow's first array without pandas, whose import takes 0.5 s. Other code can still import pandas, and
+    pyarrow imports it when it makes a data frame.
     """
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
@@ -140,13 +139,13 @@ def _refuse_pandas(name: str, *where: object) -> None:
 
 
 def is_as_judged(files: Sequence[Path]) -> bool:
-    """Return whether --rules asks for the rules stored in the run folders."""
+    """Return whether --rules as-judged is given; `files` are the values of --rules."""
     return Path(AS_JUDGED) in files
 
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Split the files of --rules into those with specifications and those with tasks, by a file's tables or the first
-    row of JSON. An unreadable file counts as specifications, whose reader reports the error.
+    """Split the files of --rules into those with specifications and those with tasks, by the tables of a TOML file or
+    the first row of a JSON file. Unreadable files count as specifications, whose reader then reports the error.
     """
     named = [path for path in files if path != Path(AS_JUDGED)]
     of_tasks = tuple(filter(_holds_tasks, named))
@@ -166,7 +165,7 @@ def _holds_tasks(path: Path) -> bool:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return keyword arguments of `load_ruleset` for the texts of --set; raise `RunError` for an invalid value."""
+    """Return the settings in the texts of --set, named as in `load_ruleset`. Raises `RunError` for an invalid value."""
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:
         name, _, value = text.partition("=")
@@ -183,14 +182,14 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def load_rules(library: str, files: Sequence[Path], settings: Mapping[str, Any]) -> Ruleset:
-    """Return the rules from a library, the files of --rules and further keyword arguments of `load_ruleset`."""
+    """Return the rules from a library, the files of --rules, and other keyword arguments of `load_ruleset`."""
     specs, registry = sort_rules(files)
     return load_ruleset(library, spec_files=specs, registry_files=registry, **settings)
 
 
 def given_judge_options() -> list[str]:
-    """Return the names, without dashes, of the judging options given in click's context, on the command line or in the
-    --config file, without --rules as-judged, --set intervals= and --set invalid=, which choose no rules.
+    """Return the names, without dashes, of the judging options that are given on the command line or in the --config
+    file. --rules as-judged, --set intervals= and --set invalid= do not count, because they select no rules.
     """
     context = click.get_current_context()
     named = {
@@ -210,7 +209,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
 
 
 def print_missing(judged: Judged) -> None:
-    """Print which parts of the sources were not judged, and how runs depart from their registrations; else nothing."""
+    """Print which parts of the sources were not judged, and how runs differ from their registrations, if they do."""
     if judged.interrupted_run_count:
         echo(INTERRUPTED)
     if stopping_rule.was_stopped_early(judged):

@@ -1,4 +1,4 @@
-"""The options for running a policy, from the command line or the --config file, and the request that they make."""
+"""The options for running a policy, from the command line or a --config file, and the request made from them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MOST_DIGITS = 5
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices in `0,3` or `0-4` or a mix, without duplicates, in the order given; None for `all`."""
+    """Return the task indices in a text such as `0,3` or `0-4,7`, in order, without duplicates; None for `all`."""
     if text == "all":
         return None
     indices: list[int] = []
@@ -129,7 +129,7 @@ class _ActorShares(msgspec.Struct, frozen=True):
 
 
 def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a `RayCluster` in the texts of --actor, of which those of lists may be repeated."""
+    """Return the fields of a `RayCluster` from the texts of --actor. exclude=, env= and module= may be repeated."""
     lists: dict[str, list[str]] = {"exclude": [], "env": [], "module": []}
     shares = []
     for text in texts:
@@ -144,7 +144,7 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunCommand:
-    """A parsed command line. `resume_command` is the shell command that continues the run."""
+    """A parsed `safevla eval` command line. `resume_command` is the shell command that continues the run."""
 
     request: Request
     ruleset: Ruleset
@@ -175,7 +175,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, what, how)
         makers = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for start, kind, path in makers if kind and not start]
-        file = what.get("found") or next(iter(replays), None)  # a recording names suites and host arguments
+        file = what.get("found") or next(iter(replays), None)  # both kinds of file name suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
     cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))
     stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
@@ -188,13 +188,13 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, how["dry_run"], resume_command)
 
 
-# The --config file has a key for every option, with a list as its value if the option can be repeated. The judging
-# options are in its table `[judge]`. The command line takes precedence over the file.
+# The --config file has a key for each option, whose value is a list if the option can be repeated. The judging options
+# are in the table `[judge]`. The command line takes precedence over the file.
 
 
 JUDGE = "judge"
 _NO_KEYS = ("config", "help", "trust")
-CONFIG = "safevla_bench.config"  # key of click's context: the path of the --config file
+CONFIG = "safevla_bench.config"  # key in the `meta` of click's context, for the path of the --config file
 
 
 def option_key(option: click.Parameter) -> str:
@@ -203,7 +203,7 @@ def option_key(option: click.Parameter) -> str:
 
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return key -> option for the keys that a command's file may contain, at the top level and in `[judge]`."""
+    """Return key -> option for a command's --config file: one mapping for its top level, and one for `[judge]`."""
     every = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     known = {option_key(option): option for option in every}
     judging = {name: option for name, option in known.items() if option.name in rules.JUDGE_OPTIONS}
@@ -211,8 +211,8 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return the values of a TOML file, including those in `[judge]`, by the command's parameter names, with paths
-    relative to its folder. Raises `RunError` if it cannot be read or has an unknown key.
+    """Return parameter name -> value from a --config file, including its table `[judge]`. Paths in the file count from
+    its folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
@@ -254,7 +254,7 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 
 CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
                        type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
-"""`--config FILE` sets the defaults of the command's other options; an invalid file raises `RunError`."""
+"""Declares `--config FILE`, which sets the defaults of the other options. An invalid file raises `RunError`."""
 
 
 # The request
@@ -266,7 +266,7 @@ RUN_OPTIONS = options.group(
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
-    """Return the request made by the command's plan options that are given."""
+    """Return the request made from the values of a command's plan options."""
     return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
@@ -294,7 +294,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # the recording is read at once
+        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # before the recording is read
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
         filled = replay_fields(fields["policies"])
@@ -385,7 +385,7 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return policy -> key -> value from --policy-arg, where a policy's own values win; raise `RunError`."""
+    """Return policy -> key -> value from --policy-arg; POLICY:KEY=VALUE overrides KEY=VALUE. Raises `RunError`."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:

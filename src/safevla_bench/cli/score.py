@@ -74,7 +74,7 @@ def score_command(
 
     if out is None:
         for log in filter(None, map(logs.find_log, sources.paths)):
-            log.require_mapping()  # without an output folder, the mapping that fits is printed
+            log.require_mapping()  # raises an error that prints a mapping for the log, if it has none
     folder, kept = options.choose_output(out, sources.paths), ""
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
         survey = Survey()
@@ -122,7 +122,7 @@ def _name_rules(ruleset: Ruleset) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
 
-# Characters allowed in the name of an experiment's folder.
+# Largest number of characters in the name of an experiment's folder.
 _LONGEST_NAME = 80
 
 
@@ -136,7 +136,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
-# Number of added or changed specifications to print, one per line.
+# Largest number of added or changed specifications that are printed.
 _MOST_CHANGED = 8
 
 
@@ -169,7 +169,7 @@ def _cells_table(judged: Judged) -> Table:
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings on stdout, if any: of physics that differ by version, unknown poses, limits that `noop` breaks."""
+    """Print warnings, if any: physics that differ between versions, unknown poses, limits that `noop` violates."""
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")

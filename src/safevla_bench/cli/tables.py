@@ -43,7 +43,7 @@ class _TableStyle(msgspec.Struct, frozen=True):
 
 _SUFFIX = {"text": "txt"}
 _TABLE_FORMS = click.Choice(get_args(render.TableFormat))
-# The tables to print if none is requested.
+# Names of the tables to print if --which is not given.
 _DEFAULT = ("main", "violations")
 
 
@@ -171,7 +171,7 @@ class _PairSettings(_FormSettings, frozen=True):
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     judged.ruleset.require_whole("the authors' CSV holds results of the paper's reading", "Judge without it.")
     paths = [path.resolve() for path in choice.sources]
-    is_shared = len({path.name for path in paths}) < len(paths)  # then their parent folders distinguish them
+    is_shared = len({path.name for path in paths}) < len(paths)  # if true, names include the parent folder
     names = [f"{path.parent.name}/{path.name}" if is_shared else path.name for path in paths]
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
     return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
@@ -190,7 +190,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
-        raise reason  # without one of its episodes, the index of pairs would be wrong
+        raise reason  # the index of pairs would be wrong if an episode were missing
 
     names, size = choice.cameras, (choice.image_size, choice.image_size)
     cameras = CameraChoice(names, size, choice.video) if names else None
@@ -258,7 +258,7 @@ def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    encode: Callable[[Judged, _ExportChoice], str | bytes | None]  # the file's content; None = it is written
+    encode: Callable[[Judged, _ExportChoice], str | bytes | None]  # returns the file's content, or None if it wrote it
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None
 
@@ -286,7 +286,7 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 
 
 class _FormChoice(click.Choice[str]):
-    """The name of a form, and its settings after colons."""
+    """Type of an option's value: the name of a form, followed by settings after colons."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name, colon, settings = str(value).partition(":")
@@ -344,7 +344,7 @@ def export_command(
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     facts = result_files.read_facts(meta)
     choice = _ExportChoice(file, sources.paths, episode, facts, names, image_size, video, parsed)
-    if form == "pairs":  # the order of the sources changes no byte
+    if form == "pairs":  # sorted so that the order of the sources does not change the output
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
     policies = [] if policy is None else [None if policy == UNNAMED else policy]
     judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, [] if suite is None else [suite])
