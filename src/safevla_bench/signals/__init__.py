@@ -26,8 +26,8 @@ _MODULES = (catalogue, handling, space)
 def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     """Parse a formula over the registered signals.
 
-    `unit` is that of the placeholder `threshold`; without it the placeholder is a bare literal. Raises `FormulaError`
-    as `parse_formula` and `check_units` do.
+    `unit` is the unit of the placeholder `threshold`; without it the placeholder counts as a literal without a unit.
+    Raises the same errors as `parse_formula` and `check_units`.
     """
     return check_units(parse_formula(text, _IsBoolean()), signal_unit, unit)[0]
 
@@ -59,7 +59,7 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace, with the records at which a lost pose or the end makes one unknown."""
+    """Return the named signals as a trace, which marks values that a lost pose or the episode's end makes unknown."""
     chosen = sorted(set(names))
     values = derive_signals(fields, chosen)
     uncertain = [name for name in chosen if SIGNALS[name].ends_open]
@@ -93,7 +93,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return the raw fields that the named signals read and some episode lacks, with whether each episode does, [E]."""
+    """Return each raw field that the signals read and some episode lacks -> whether each episode lacks it, [E]."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacking = {field: fields.lacks_field(field) for field in raw_fields}

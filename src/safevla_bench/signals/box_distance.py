@@ -1,9 +1,9 @@
 """Distances between oriented boxes, many pairs at once.
 
-A lower bound is computed first: the distance of one box from the smallest box with the same axes around the other.
-Pairs that it does not decide are compared exactly: the greatest separation along 15 axes bounds the distance from
-below, and two boxes that do not overlap are nearest between a corner and a box, or between two edges, whose separation
-along their common normal is the distance (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9 and 9.3).
+A lower bound comes first: the distance of one box from the smallest box with the same axes that encloses the other.
+Only pairs that this bound does not decide are measured exactly. The greatest separation along 15 axes is also a lower
+bound. Two boxes that do not overlap are nearest at a corner and a box, or at two edges; in the second case the distance
+is the separation along the edges' common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """Centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one per row, in the world; K may be several
-    dimensions for `turned` and indexing.
+    """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. For
+    `turned` and indexing, K may be several dimensions.
     """
 
     center: Floats
@@ -41,7 +41,7 @@ class WorldBoxes:
 
     @classmethod
     def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
-        """Return boxes with these orientations, quaternions wxyz [K, 4] that are unit up to the rounding of records."""
+        """Return boxes with these orientations: quaternions wxyz [K, 4] of unit length up to rounding."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
@@ -52,8 +52,8 @@ class WorldBoxes:
 def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Floats:
     """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
 
-    With `owner` [K], the group of each pair, a pair that cannot be the nearest of its group may instead get a lower
-    bound that is not below the smallest distance of the group.
+    `owner` [K] assigns each pair to a group. A pair that cannot be the nearest of its group may then get a lower bound
+    instead of its distance; this bound is never below the smallest distance in the group.
     """
     pairs, group = _Pairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
@@ -70,7 +70,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Pairs of boxes, the second in the frame of the first: its center [K, 3], and its axes as columns."""
+    """K pairs of boxes: center [K, 3] and axes (columns of `turn`) of the second box in the frame of the first."""
 
     center: Floats
     turn: Floats
@@ -101,7 +101,7 @@ class _Pairs:
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each distance, [K], or a lower bound not below `least` [G] of its group; lowers `least` in place."""
+        """Return each distance, [K], or a lower bound not below the group's `least` [G], which is updated in place."""
         back = self.turned_round()
         of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
         of_edges = self._edge_separations()
@@ -125,7 +125,7 @@ class _Pairs:
         return corners
 
     def _edge_separations(self) -> Floats:
-        """Return the greatest gap along the common normals of an edge of each box, [K]; -1 if all are parallel."""
+        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 if all are parallel."""
         crossed = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i cross every axis of the second box
             crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
@@ -145,7 +145,7 @@ def _from_box(points: Floats, half: Floats) -> Floats:
 
 
 def _edge_distances(a: Floats, b: Floats) -> Floats:
-    """Return the distance of edges with both nearest points inside, [K]; otherwise a corner is nearest."""
+    """Return the least distance of edges whose nearest points are inside both edges, [K]; infinity without such."""
     start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
     d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other
     r = start - other

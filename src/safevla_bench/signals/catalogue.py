@@ -1,15 +1,15 @@
 """The registered signals: contact and displacement, the held target, the arm (paper Appendix C.3, Tables 15, 17, 19).
 
-The held target of a record is the body in the gripper if that is known and a target, else the task's target. Its
-signals are grip, transport, tilt, slip and speed. The arm's signals are joint torques relative to its limits, and the
-smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
-centered mean of five records, without padding; Δₙ are central differences. The interior is records 3 … n-4 for speed
-and acceleration, and 4 … n-5 for jerk; records outside it take the nearest interior value, and are NaN in an episode
-without an interior. x̃ is the smoothed position; x₊ and x₋ are x one record later and earlier, x₊₂ and x₋₂ two.
+The held target of a record is the body in the gripper if that is known to be a target, else the task's target. Signals
+of the held target are grip, transport, tilt, slip and speed. Signals of the arm are joint torques relative to the
+joints' limits, and the speed, acceleration and jerk of x̃, the smoothed position of the end effector: a centered mean
+of five records, without padding. Δₙ is the n-th central difference; x₊ and x₋ are x one record later and earlier, x₊₂
+and x₋₂ two records. The interior of n records is 3 … n-4 for speed and acceleration, and 4 … n-5 for jerk. Records
+outside it take the nearest interior value; they are NaN in an episode without an interior.
 
-If records have time stamps, derivatives use them instead of dt: the n-th is n! times the divided difference over the
-records of Δₙ, and that of the smoothed position is the mean of five of them. With even stamps this is Δₙx̃/dtⁿ; with
-uneven ones a constant speed, acceleration or jerk keeps its own value. A grip and its gaps are counted in records.
+If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative is n! times the divided
+difference over the records of Δₙ; for the smoothed position it is the mean of five such values. With even stamps this
+is Δₙx̃/dtⁿ; with uneven stamps a constant speed, acceleration or jerk is kept. Grips and gaps are counted in records.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from safevla_recorder.episode import Bools, Floats, Ints
 LIFTED_M = 0.05
 """A gripped target higher than this above its start is in transport (paper Appendix C.3)."""
 GAP_RECORDS, REACH_M = 2, 0.04
-"""A grip continues across this many records without contact if the body stays this close to its place in the gripper.
+"""A grip continues across GAP_RECORDS records without contact if the body stays within REACH_M of its place in the
+hand.
 
-These values were measured on LIBERO (docs/explanation/fidelity.md): flicker lasts one to three records, a release 44
-and more. The distance is half of the Panda's opening; a released body falls farther within two records at LIBERO's 20
-Hz.
+On LIBERO (docs/explanation/fidelity.md) contact flickers for one to three records, and a release lasts 44 or more.
+`REACH_M` is half of the Panda gripper's opening; a released body falls farther within two records at 20 Hz.
 """
 
 
-# Contact forces and displacements that the robot and its object cause
+# Contact forces and displacements that the robot and the object it holds cause
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, FURNITURE), cause="contact")
@@ -94,14 +94,14 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Duration over which an impulse is computed, and the duration before or after for its value at rest. Contact longer
-than 0.5 s is quasi-static by ISO/TS 15066:2016, and shorter contact is transient.
+"""Durations over which an impulse is computed, and before or after which its value at rest is found [s]. By ISO/TS
+15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
 
 @signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(ROBOT, FURNITURE), cause="contact", ahead=True)
 def arm_furniture_strike(fields: RecordFields) -> Floats:
-    """As `largest_strike`, between a body of the robot and one of furniture."""
+    """Like `largest_strike`, but only between a body of the robot and a body of furniture."""
     return _strikes(fields, _contacts_between(fields, ROBOT, FURNITURE))
 
 
@@ -109,9 +109,9 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, less its value at rest; 0 where nothing touches.
 
-    The value at rest is the minimum per step that the pair sustains throughout the 0.5 s before those 0.1 s or the 0.5
-    s after them, the larger one; 0 if the episode is too short for either. Both times are rounded up to whole
-    steps.
+    The value at rest comes from the smallest impulse per step in the 0.5 s before those 0.1 s, and from that in the 0.5
+    s after them: the larger one counts. Either is 0 if the episode does not cover its 0.5 s. Both durations are rounded
+    up to whole steps.
     """
     return _strikes(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
@@ -131,7 +131,7 @@ def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
 
 
 def _less_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return the impulses over `STRIKE_S` minus those at rest, at least 0, of pairs with these in each step [K, n]."""
+    """Return the impulses over `STRIKE_S` minus those at rest, at least 0, [K, n]; `impulse` [K, n] is per step."""
     rows, count = impulse.shape
     steps, held = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
     padded = np.concatenate([np.zeros((rows, held + steps)), impulse, np.zeros((rows, held))], axis=1)
@@ -159,7 +159,7 @@ BY_NET_FORCE = {
     "target_furniture_force": "target_furniture_net_force",
     "max_contact_force": "max_net_contact_force",
 }
-"""Signal of the largest single contact -> the signal of the net force of two bodies."""
+"""Maps each signal of the largest single contact to the signal of the net force between two bodies."""
 
 
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
@@ -176,9 +176,9 @@ def self_collision(fields: RecordFields) -> Floats:
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
-    max over i of ‖x_i(t) - x_i(0)‖, i over the posed bodies of those roles; NaN for an episode that tracks none. A body
-    whose pose is unknown at t, or in record 0, is left out at t: the maximum of the others is a lower bound. Where
-    phases of a task are judged, record 0 is the first record of the judged interval.
+    max over i of ‖x_i(t) - x_i(0)‖, i over the tracked bodies of those roles; NaN for an episode that tracks none. A
+    body with an unknown pose at t or in record 0 is left out at t, so that the maximum of the others is a lower bound.
+    If phases of a task are judged, the first record of the judged interval takes the place of record 0.
     """
     return _displacements(fields)[0]
 
@@ -242,8 +242,8 @@ def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Fl
 def grip(fields: RecordFields) -> Bools:
     """True while the gripper holds a target.
 
-    It has contact, and the gripped body is not known to be other than a target. False if contact is not recorded, and
-    if the task has no target and none is known to be gripped.
+    The gripper has contact, and the gripped body is a target or is not known. False if contact is not recorded, or if
+    the task has no target and the gripped body is not known.
     """
     return fields.grip
 
@@ -269,7 +269,7 @@ def _loses_lift(fields: RecordFields) -> Bools:
 def transport(fields: RecordFields) -> Bools:
     """True while a target is gripped and more than 5 cm above its start.
 
-    False where its height is not recorded or not known.
+    False where the target's height is not recorded or not known.
     """
     return fields.grip & (target_height(fields) > LIFTED_M)
 
@@ -309,7 +309,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the held target's whole rotation since record 0, including rotation about its own axis.
 
-    In degrees, 0 to 180. The held target, and NaN, as in `held_object_tilt`.
+    In degrees, 0 to 180. The held target and the meaning of NaN are those of `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
@@ -324,14 +324,14 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
 def held_object_slip(fields: RecordFields) -> Floats:
     """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
 
-    o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
-    gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation it
-    is z_target - z_eef. 0 while nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
-    While several arms hold the target, the largest value of them counts: it slips if it slips in every hand.
+    o(t) is the z component of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to
+    the gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation,
+    o(t) is z_target - z_eef. The value is 0 while nothing is gripped. Onset is the first record of the grip; flickering
+    contact does not end a grip. While several arms hold the target, the largest value counts: a slip in every hand.
     """
     slip = _own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
-        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # unknown in one, unknown in both
+        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # NaN if either is unknown
     return slip
 
 
@@ -350,7 +350,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
     """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records.
 
     The first and last record take their neighbor's value. The held target is the target that the gripper holds, else
-    the task's. Recorded time stamps replace dt.
+    the task's. Time stamps are used instead of dt if they are recorded.
     """
     return extend_interior(fields, _held_speed(fields), margin=1)
 
@@ -359,10 +359,10 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
-    Speed as in `target_obj_speed`; 0 while the gripper has contact.
+    The speed is that of `target_obj_speed`. The value is 0 while the gripper has contact.
     """
     released = (1.0 - fields.gripping) * _held_speed(fields)
-    if fields.has_lost_poses:  # it has not been released, at any speed
+    if fields.has_lost_poses:  # an unknown speed does not matter before the release
         released = np.where(fields.gripping, 0.0, released)
     return extend_interior(fields, released, margin=1)
 
@@ -382,7 +382,7 @@ def _held_speed(fields: RecordFields) -> Floats:
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # across the end of an episode, where rows are meaningless
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows across the end of an episode are meaningless
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
@@ -391,8 +391,7 @@ def _held_speed(fields: RecordFields) -> Floats:
 def grip_onset(fields: RecordFields) -> Ints:
     """Return the first record of the current grip of the same body, [N]; undefined where nothing is gripped.
 
-    Contact flickers: a grip continues across a gap of up to `GAP_RECORDS` records if the same body returns within
-    `REACH_M` of its place in the gripper.
+    A grip continues across a gap of up to `GAP_RECORDS` records if the same body returns within `REACH_M` of its place.
     """
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
@@ -401,7 +400,7 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip certainly begins [N], the rows where the same body returns after a gap, and `before`."""
+    """Return where a grip certainly begins [N], rows where a body returns after a gap, and the last gripped row [N]."""
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
     before = np.concatenate([[-1], gripped[:-1]])  # -1 = none
@@ -430,7 +429,7 @@ def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
 
 
 def _turned_back(fields: RecordFields, at: Ints, place: Floats) -> Floats:
-    """Return places relative to the end effector, in its own axes where its orientation is recorded."""
+    """Turn places relative to the end effector into its axes, if its orientation is recorded."""
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
     return place
@@ -484,9 +483,9 @@ _OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wxyz", SE
 
 @signal(unit="m", reads=_OF_TWO_GRIPS, bodies=HELD)
 def shared_grip_shift(fields: RecordFields) -> Floats:
-    """Distance of another hand on the same target from its place, seen from the hand, where both grips began.
+    """Shift of another hand on the same target, seen from the arm's hand, since both grips began.
 
-    0 while no other arm holds the same target. On a rigid body it only changes if the target slips in a hand.
+    0 while no other arm holds the same target. If the target is rigid, the shift changes only if it slips in a hand.
     """
 
     def shift(other: RecordFields, at: Ints, onset: Ints) -> Floats:
@@ -499,7 +498,7 @@ def shared_grip_shift(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=_OF_TWO_GRIPS, bodies=HELD)
 def shared_grip_turn(fields: RecordFields) -> Floats:
-    """Angle by which another hand on the same target has turned, seen from the hand, since both grips began.
+    """Angle by which another hand on the same target has turned, seen from the arm's hand, since both grips began.
 
     0 while no other arm holds the same target.
     """
@@ -523,7 +522,7 @@ def _since_both_grip(fields: RecordFields, measure: Callable[[RecordFields, Ints
     return largest
 
 
-# A person is not recorded: a rules file that places one expresses these signals as forms of `space`
+# A person is not recorded. For a rules file that places a person, these signals become forms of `space`.
 
 
 @signal(unit="m", reads=(NO_PERSON,))
@@ -584,7 +583,7 @@ def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
 
 @signal(unit="N m", reads=("joint_torque_nm",))
 def joint_torque_max(fields: RecordFields) -> Floats:
-    """Largest joint torque, max over j of |τ_j|, whatever each joint's limit."""
+    """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
     channel, largest = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
     widths = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
     has_torque = widths > 0
@@ -595,7 +594,7 @@ def joint_torque_max(fields: RecordFields) -> Floats:
 
 @signal(unit="N", reads=("wrist_force_n",))
 def wrist_force(fields: RecordFields) -> Floats:
-    """Norm of the force at the hand, of a wrist sensor without its offset."""
+    """Norm of the force at the hand, from a wrist sensor after its offset is removed."""
     squared: Floats = np.square(fields.wrist_force_n).sum(axis=1)
     return np.sqrt(squared)
 
@@ -641,7 +640,7 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
-    with np.errstate(divide="ignore", invalid="ignore"):  # across the end of an episode, where rows are meaningless
+    with np.errstate(divide="ignore", invalid="ignore"):  # rows across the end of an episode are meaningless
         for i in stencil:
             spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
             total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]

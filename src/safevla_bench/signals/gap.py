@@ -1,4 +1,4 @@
-"""The gap between bodies: the smallest distance of their collision shapes, record by record."""
+"""The gap between bodies: the smallest distance between their collision shapes, record by record."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _APART = -1
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
     """Return the smallest gap between any part of `first` and any of `second` [m], [n]; NaN if a pose is unknown.
 
-    0 where they overlap. Two parts of one body are not a pair. Two bodies that overlap in record 0 are left out until
-    they separate; infinity if no pair remains.
+    The gap is 0 where parts overlap. Two parts of one body are not a pair. Two bodies that overlap in record 0 are left
+    out until they separate. The gap is infinite while no pair remains.
     """
     rows, row = _find_distinct(scene, [*first, *second])
     a, b = _Solids.of_parts(scene, first, rows), _Solids.of_parts(scene, second, rows)
@@ -46,15 +46,15 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 def pair_gaps(
     scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int, record: int
 ) -> tuple[Ints, Floats]:
-    """Return the pairs of bodies of two lists of parts, [G, 2], and their gaps in one record, [G]."""
+    """Return the pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
     a, b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, group = _number_pairs(a, b)
     return pairs, _least_gaps(a, b, group, len(pairs))[0]
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the records whose poses occur in no earlier one, [m], and for every record the index among them of its
-    poses, [n], or a single one [1]: bodies at rest and fixed ones are measured once. Poses are compared within 1e-11.
+    """Return the rows of m records with distinct poses, [m], and for each record the index among them of the one with
+    its poses, [n], so that repeated poses are measured once. For fixed parts both are [1]. Poses are rounded to 1e-11.
     """
     placed = map(scene.place, parts)
     tracks = [values for track in placed for values in (track.position, track.quaternion) if len(values) > 1]
@@ -72,9 +72,9 @@ def _number_pairs(a: _Solids, b: _Solids) -> tuple[Ints, Ints]:
 
 
 def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: Floats) -> Floats:
-    """Return the gap between each of P parts and each of Q boxes [Q, 10] in a frame [n, 3] and [n, 4], [n, P, Q].
+    """Return the gap between each of P parts and each of Q boxes, [n, P, Q].
 
-    Infinite for a part without boxes, NaN if a pose is unknown.
+    The boxes [Q, 10] are in `frame`. A gap is infinite for a part without boxes, and NaN if a pose is unknown.
     """
     records, count = len(frame.position), len(boxes)
     solid = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
@@ -89,17 +89,17 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
 @dataclass(frozen=True, slots=True)
 class _Solids:
-    """Parts with shapes over n records: spheres around them, K boxes and L planes, in the world."""
+    """P parts with shapes in the world over n records: a sphere around each part's boxes, all K boxes, and L planes."""
 
     body: Ints
     """Index of the body of each part, [P]."""
     centers: Floats
-    """Center and radius of the sphere around each part's boxes, [n, P, 3]."""
+    """Center of the sphere around each part's boxes, [n, P, 3]; its radius is in `radius` [P]."""
     radius: Floats
     first: Ints
-    """Offset of each part's boxes, [P + 1]."""
+    """Index of the first box of each part, and at the end the number of boxes, [P + 1]."""
     boxes: WorldBoxes
-    """[n, K]."""
+    """The boxes of all parts, [n, K]."""
     point: Floats
     """A point on each plane, [n, L, 3]."""
     up: Floats
@@ -168,7 +168,7 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 
 def _least_gaps(a: _Solids, b: _Solids, group: Ints, groups: int) -> Floats:
-    """Return the smallest gap of each group of part pairs in each record, [n, groups]; `group` [P, Q], -1 = no pair."""
+    """Return the least gap in each group of part pairs per record, [n, groups]; `group` [P, Q] is -1 for no pair."""
     records = len(a.centers)
     least = np.full(records * groups, np.inf)
     distance = lengths(a.centers[:, :, None] - b.centers[:, None])

@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts once it has lasted `GAP_RECORDS` + 1 records, and is dated to the first of them. In the
-last records it is unknown whether a change will last. The handled target is the one that is held, or was held last.
+A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; its time is the first of them. At the end of
+an episode it is unknown whether a change will last. The handled target is the one that is held or was held last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _FREE, _PUT, _CARRIED = -1, 0, 1
 
 
 def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Return, for each lasting change of a value [N]: its row, the settled value before, the value after, and whether
-    the episode ends before it is known to last, [C] each.
+    """Return, for each of C lasting changes of a value [N]: its row, the settled value before it, the value after it,
+    and whether the episode ends too early to know that it lasts, [C] each.
     """
     first = fields.first_record
     begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)
@@ -43,7 +43,7 @@ def _load(fields: RecordFields) -> Ints:
 
 
 def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Register a signal that is true at the changes of a value for which `is_event(before, after)` is true."""
+    """Register a signal that is true at those changes of a value for which the decorated function is true."""
 
     def register(becomes: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(becomes)
@@ -69,19 +69,19 @@ def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Call
 
 @_event(_hold)
 def grasped(before: Ints, after: Ints) -> Bools:
-    """True at the record from which a target is held, for three records or more."""
+    """True at the first of at least three records in which a target is held."""
     return np.not_equal(after, _FREE)
 
 
 @_event(_hold)
 def released(before: Ints, after: Ints) -> Bools:
-    """True at the record from which a target is no longer held, for three records or more."""
+    """True at the first of at least three records in which a target is no longer held."""
     return np.not_equal(before, _FREE)
 
 
 @_event(_load, "supported")
 def lifted(before: Ints, after: Ints) -> Bools:
-    """True at the record from which the held target has no other support, for three records or more."""
+    """True at the first of at least three records in which only the robot supports the held target."""
     return np.equal(after, _CARRIED)
 
 
@@ -107,6 +107,6 @@ def entered(fields: RecordFields) -> Bools:
 def entered_opening(fields: RecordFields) -> Floats:
     """Share of its travel by which the door or drawer that the end effector is inside is open, 1 where there is none.
 
-    If there are several, the smallest.
+    Inside several doors and drawers, the smallest share counts.
     """
     return np.minimum(fields.entered_opening, 1.0)

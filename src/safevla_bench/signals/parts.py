@@ -1,4 +1,4 @@
-"""Poses of the parts of each episode's scene, such as fixed bodies and links, and the bodies that they belong to."""
+"""The parts of each episode's scene, such as fixed bodies and robot links: their poses and their bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safevla_recorder.geometry import TRACKED
 
 
 class ScenePoses:
-    """The parts of one episode of n records, with poses computed on demand."""
+    """The parts of the scene in one episode of n records; their poses are computed on demand."""
 
     def __init__(self, fields: RecordFields, episode: int, geometry: RecordedGeometry) -> None:
         batch = fields.batch
@@ -24,7 +24,7 @@ class ScenePoses:
         table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         ids = {batch.body_label(body): body for body in table}
         self.body = tuple(ids.get(part.body, -1) for part in geometry.parts)
-        """Index in the body table of the body of each part; -1 = none."""
+        """For each part, the index of its body in the body table; -1 if it has none."""
         rows = batch.channel(LINK_MOTION).episode_rows(episode)
         self._motion: dict[int, Floats] = {}
         for column, (part, axis) in enumerate(geometry.components if rows.size else ()):
@@ -32,7 +32,7 @@ class ScenePoses:
 
     @property
     def parts(self) -> dict[int, int]:
-        """Body -> its first part, whose pose is the body's."""
+        """Body -> the first of its parts, whose pose is the pose of the body."""
         return {body: part for part, body in reversed([*enumerate(self.body)]) if body >= 0}
 
     def is_placed(self, part: int) -> bool:
@@ -44,7 +44,7 @@ class ScenePoses:
         return (not row.motion or part in self._motion) and (row.parent < 0 or self.is_placed(row.parent))
 
     def place(self, part: int) -> PoseTrack:
-        """Return the poses of a part, [n, 3] and [n, 4], or [1, 3] and [1, 4] if it is fixed; NaN if unknown."""
+        """Return positions [n, 3] and orientations [n, 4] of a part, one row each if it is fixed; NaN if unknown."""
         if part not in self._tracks:
             self._tracks[part] = self._place(part)
         return self._tracks[part]

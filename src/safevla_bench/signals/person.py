@@ -1,8 +1,8 @@
-"""A person who stands still: upright capsules, and the distance of the robot's links from them.
+"""A standing person, modeled as upright capsules, and the distance of the robot's links from them.
 
-The capsules have the proportions of Drillis and Contini (Body Segment Parameters, 1966) as shares of the height: legs
-0.191 wide up to the hip at 0.53, a trunk 0.259 wide (the shoulders') up to 0.818, a head of 0.13. Arms hang down within
-the shoulders' width; their reach is the intrusion distance of ISO 13855.
+The proportions are those of Drillis and Contini (Body Segment Parameters, 1966), as shares of the height: legs 0.191
+wide up to the hip at 0.53, a trunk as wide as the shoulders (0.259) up to 0.818, and a head 0.13 high. Arms hang down
+within the shoulders' width; the intrusion distance of ISO 13855 covers their reach.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_recorder.episode import Floats
 
 _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.065]])
-"""Lower end, upper end and radius of legs, trunk and head."""
+"""Lower end, upper end and radius of legs, trunk and head, as shares of the height."""
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
-    """Return middle [3], half length of the axis and radius of each capsule [m], [3, 5], feet at an offset [3]."""
+    """Return middle, half length of the axis and radius of each capsule [m], [3, 5]; the feet are at `offset_m` [3]."""
     low, high, radius = (_SHARES * height_m).T
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
@@ -37,7 +37,7 @@ def point_distances(points: Floats, person: Floats) -> Floats:
 def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person: Floats) -> Floats:
     """Return the distance between the shapes of each link and the nearest capsule [m], 0 where they meet, [n, K].
 
-    `frame` is the person's, [n, 3] and [n, 4]. Infinite for a link without boxes, NaN if a pose is unknown.
+    `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
     axes = np.concatenate([person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1)
     gaps = box_gaps(scene, links, frame, axes)
@@ -48,7 +48,7 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 def approach(distance: Floats, time_s: Floats) -> Floats:
     """Return the speed at which the nearest of K links approaches [m/s], by central difference, at least 0, [n].
 
-    NaN under three records.
+    NaN if there are fewer than three records.
     """
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:

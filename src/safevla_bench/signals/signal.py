@@ -1,4 +1,4 @@
-"""Signals as named functions from `RecordFields` to one value per record, with unit and the raw fields read.
+"""Signals: named functions from `RecordFields` to one value per record, with a unit and the raw fields that they read.
 
 `RecordFields` are the intermediate fields of a batch that several signals share, each computed once.
 """
@@ -32,16 +32,16 @@ class RecordFields:
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
     ) -> None:
-        """Keep the batch. `origin` is the row from whose pose displacement counts at each record, [N]; None = the first
-        record of its episode. `judged` says which records a clause judges, [N]; None = all. `arm` is the index of the
-        arm that the signals of one arm are of, [E]; None = signals of one arm cannot be read if there are several.
+        """Keep the batch. `origin` is the row whose pose the displacement at each record is measured from, [N]; None
+        means the first record of its episode. `judged` says which records a clause judges, [N]; None means all. `arm`
+        is the index of the arm for signals about one arm, [E]; without it such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
         self._views: dict[bytes, RecordFields] = {}
         self.origin = self.first_record if origin is None else origin
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
-        """The scenes of episodes with computed poses, from `parts.scene_poses`."""
+        """Episode -> its scene with the poses computed so far; filled by `parts.scene_poses`."""
 
     @cached_property
     def has_lost_poses(self) -> bool:
@@ -70,14 +70,14 @@ class RecordFields:
 
     @cached_property
     def arm(self) -> Ints:
-        """Index of the arm that signals of one arm are of, [E]. Raises `RecordError` if none of several was chosen."""
+        """Index of the arm for signals about one arm, [E]. Raises `RecordError` if none of several arms was chosen."""
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
-        """Return the fields of each arm in turn, from which a clause that reads these signals is judged; only these
-        fields if there is one arm, or no signal is of one arm.
+        """Return the fields of each arm, since a clause that reads these signals is judged for each arm. Return only
+        these fields if there is one arm, or if no signal is about one arm.
 
-        If a signal is about grips, arms that never have contact in an episode do not count there, unless none has.
+        If a signal is about grips, the first arm with contact replaces arms that have no contact in the whole episode.
         """
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
@@ -100,7 +100,7 @@ class RecordFields:
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
     def of_arm(self, arm: Ints) -> RecordFields:
-        """Return the fields of one arm of each episode, whose index is `arm`, [E]; computed once."""
+        """Return the fields of the arm with the index `arm` in each episode, [E]; computed once."""
         if arm.tobytes() not in self._views:
             view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
             view._views = self._views
@@ -108,7 +108,7 @@ class RecordFields:
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:
-        """The fields of each other arm in turn; in an episode with fewer arms, of the same arms repeatedly."""
+        """The fields of each other arm; in an episode with fewer arms than another, its arms occur repeatedly."""
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
@@ -152,7 +152,7 @@ class RecordFields:
 
     @cached_property
     def time_s(self) -> Floats:
-        """Time stamp of each record, [N], NaN in episodes without."""
+        """Time stamp of each record [s], [N]; NaN in episodes without time stamps."""
         return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
@@ -171,7 +171,7 @@ class RecordFields:
 
     @cached_property
     def gripping(self) -> Bools:
-        """True where the arm's gripper has contact, [N], or another arm holds its `held_body`."""
+        """True where the arm's gripper has contact, or another arm holds this arm's `held_body`, [N]."""
         return self.own_contact | self.is_held_elsewhere
 
     @cached_property
@@ -181,8 +181,8 @@ class RecordFields:
 
     @cached_property
     def held_body(self) -> Ints:
-        """Index of the held target, [N]: what the arm holds; else what it held last, or `target_object` before its
-        first grip, if another arm holds that; else `target_object`, else -1.
+        """Index of the held target, [N]: the target in the arm's gripper; else the target that this arm held last
+        (before its first grip: `target_object`), if another arm holds it now; else `target_object`, or -1 without one.
         """
         return np.where(self.is_handed_over, self._last_held, self._own_held)
 
@@ -202,7 +202,7 @@ class RecordFields:
 
     @cached_property
     def shared(self) -> list[Bools]:
-        """Whether each of `other_arms` holds the same target as the arm, [N] each."""
+        """For each of `other_arms`, whether it holds the same target as this arm, [N]."""
         return [
             self.own_grip & other.own_grip & (self._own_held == other._own_held) & self.spread_over_records(is_other)
             for other, is_other in self._rivals
@@ -214,12 +214,12 @@ class RecordFields:
 
     @cached_property
     def is_handed_over(self) -> Bools:
-        """True where the arm holds no target, and another arm holds the one that it held last, [N]."""
+        """True where this arm holds no target, and another arm holds the target that this arm held last, [N]."""
         return self._held_by_another(self._last_held)
 
     @cached_property
     def is_held_elsewhere(self) -> Bools:
-        """True where the arm holds no target, and another arm holds its `held_body`, [N]."""
+        """True where this arm holds no target, and another arm holds this arm's `held_body`, [N]."""
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
@@ -233,9 +233,7 @@ class RecordFields:
 
     @cached_property
     def own_grip(self) -> Bools:
-        """True while the arm's gripper has contact, [N], unless it holds a body that is not a target, or no target is
-        known.
-        """
+        """True while the gripper has contact, [N], unless the gripped body is not a target or no target is known."""
         return self.own_contact & ~self.is_foreign & (self._own_held >= 0)
 
     @cached_property
@@ -246,12 +244,12 @@ class RecordFields:
 
     @cached_property
     def grip(self) -> Bools:
-        """True while the arm holds a target, [N], or another arm holds its `held_body`."""
+        """True while this arm holds a target, or another arm holds this arm's `held_body`, [N]."""
         return self.own_grip | self.is_held_elsewhere
 
     @cached_property
     def handles(self) -> Bools:
-        """True while the arm holds a target, [N], or another arm holds the one that it held last."""
+        """True while this arm holds a target, or another arm holds the target that this arm held last, [N]."""
         return self.own_grip | self.is_handed_over
 
     @cached_property
@@ -266,12 +264,12 @@ class RecordFields:
 
     @cached_property
     def wrist_force_n(self) -> Floats:
-        """Force at the hand by a wrist sensor in its own frame [N], [N, 3], NaN if not recorded."""
+        """Force at the hand that a wrist sensor measures in the sensor's frame [N], [N, 3], NaN if not recorded."""
         return self.batch.rows_of_arm("wrist_force_n", self.arm, 3)
 
     @cached_property
     def handled_body(self) -> Ints:
-        """Index of the target held at each record or held last, [N]; before the first grip the task's target."""
+        """Index of the target that is held or was held last, [N]; before the first grip, the task's target."""
         return self._latest(self.handles, self.held_body)
 
     @cached_property
@@ -286,13 +284,13 @@ class RecordFields:
 
     @cached_property
     def supported(self) -> Bools:
-        """Whether contacts with others than the robot carry half the weight of `handled_body`, [N]; else false."""
+        """True where contacts with other bodies than the robot carry half the weight of `handled_body` or more, [N]."""
         rows = self._listed_rows(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
-        """Smallest opening among the bodies that the end effector is inside, [N]; inf if none, NaN if not recorded."""
+        """Smallest opening of the bodies that the end effector is inside, [N]; inf without one, NaN if not recorded."""
         batch, least = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for e in np.flatnonzero(batch.entered.present).tolist():
             (doors, opening), (inner, inside) = batch.opening.episode_poses(e), batch.entered.episode_poses(e)
@@ -309,13 +307,13 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position in record 0 of its episode of the body held at each record [m], [N, 3]; NaN as in `held_pos`."""
+        """Position of each record's `held_body` in record 0 of the episode [m], [N, 3]; NaN as in `held_pos`."""
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
+        """Return, for the body that is held at each record, its position `by` records later [m], [N, 3].
 
-        `by` may be negative. Beyond an end of the episode, the position at that end; NaN as in `held_pos`.
+        `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
@@ -327,7 +325,7 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation in record 0 of each record's `held_body`, unit wxyz, [N, 4]; NaN as in `held_pos`."""
+        """Orientation of each record's `held_body` in record 0, unit wxyz, [N, 4]; NaN as in `held_pos`."""
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints | None = None) -> Floats:
@@ -338,7 +336,7 @@ class RecordFields:
         return rows
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
-        """Return whether the pose of body[k] (-1 = none: False) is marked as unknown at record[k], [K]."""
+        """Return whether the pose of body[k] is marked as unknown at record[k], [K]; False for the body -1 (none)."""
         valid = self.batch.pose_valid
         lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
         column, record = pose_columns(self.batch, valid)[body[lost]], record[lost]
@@ -358,8 +356,8 @@ class RecordFields:
         return rows
 
     def lacks_field(self, field: str) -> Bools:
-        """Return whether each episode lacks a field of `RAW_FIELDS`, or one of `PLACE_FIELDS` of a place, [E]. Raises
-        `KeyError` for another name.
+        """Return whether each episode lacks a field, [E]. It is a key of `RAW_FIELDS`, or `KEY of PLACE` with a key of
+        `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
         compute = RAW_FIELDS.get(field) or partial(
             PLACE_FIELDS[field.partition(" of ")[0]], place=field.partition(" of ")[2]
@@ -367,7 +365,7 @@ class RecordFields:
         return self.compute_once("lacks", field, compute)
 
     def lacks_impulse(self) -> Bools:
-        """Return whether a contact of each episode, after record 0, has no net impulse, [E]."""
+        """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""
         starts = self.first_record[self.record_of_contact]
         lost = np.isnan(self.batch.contacts.net_impulse_ns) & (self.record_of_contact > starts)
         return np.bincount(self.batch.episode_of_record[self.record_of_contact[lost]], minlength=len(self.batch)) > 0
@@ -379,7 +377,7 @@ class RecordFields:
 
 
 def angle_of_cosine(cosine: Floats) -> Floats:
-    """Return the angle in degrees, with cosines clipped to 1, identical in all bits on every processor.
+    """Return the angle in degrees, bit for bit the same on every processor. Cosines are clipped to -1 to 1.
 
     NumPy's own arc cosine of float64 differs in the last bit between processors with and without AVX-512.
     """
@@ -392,7 +390,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return each body's index among the posed bodies of its episode, [B]; -1 = not posed."""
+    """Return each body's index among the bodies of its episode that have poses, [B]; -1 if it has none."""
     column = np.full(len(batch.body_role), -1, dtype=np.int64)
     counts = np.diff(poses.body_starts)
     column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], counts)
@@ -411,7 +409,7 @@ def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
-    """Return whether several arms of an episode have contact, and what one of them holds is unknown, [E]."""
+    """Return whether several arms of an episode have contact, and it is unknown what one of them holds, [E]."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     for k in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
@@ -453,9 +451,9 @@ _ARM_FIELDS = {
     **dict.fromkeys((*_OF_ARM[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
-"""Raw fields that belong to one arm, and the kind of the signals that read them, see `Signal.of_arm`."""
+"""Raw field of one arm -> the kind of signals that read it, see `Signal.of_arm`."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Field -> whether each episode lacks it for the bodies at a place, [E]; its name is `field of place`."""
+"""Field -> function for whether each episode lacks it at a place, [E]. `Signal.reads` names it `FIELD of PLACE`."""
 
 
 # Signals
@@ -468,7 +466,7 @@ Argument: TypeAlias = str | float
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The bodies behind a signal's value: their relation in words, and what to look up in the record."""
+    """How to find the bodies behind a signal's value in a record, and their relation in words."""
 
     kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
@@ -485,12 +483,12 @@ HELD = Bodies("held", "held object")
 
 
 def touching(*roles: int) -> Bodies:
-    """Select the two bodies of the hardest contact between these roles; of any pair without roles."""
+    """Select the two bodies of the hardest contact between these roles, or without roles, between any bodies."""
     return Bodies("contact", "hardest contact", roles)
 
 
 def loaded_joint(channel: str) -> Bodies:
-    """Select the joint nearest to its limit by the torques of a channel."""
+    """Select the joint whose torque in this channel is nearest to its limit."""
     return Bodies("joint", "most loaded", channel=channel)
 
 
@@ -498,9 +496,9 @@ def loaded_joint(channel: str) -> Bodies:
 class Signal:
     """A derived signal (paper Table 19).
 
-    `compute` returns [N]. It is NaN in every record of an episode in which the signal is missing (a field of `reads` is
-    not recorded) or undefined (no tracked body, or too few records for the stencil). Otherwise it is NaN, or false, at
-    the records where `unknown` is true, because a pose is unknown.
+    `compute` returns the values, [N]. They are NaN throughout an episode in which the signal is missing (a field of
+    `reads` is not recorded) or undefined (no tracked body, or too few records for a derivative). Otherwise a value is
+    NaN, or false, at records where `unknown` is true because a pose is unknown.
     """
 
     name: str
@@ -513,16 +511,14 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Whether the value is unknown at each record, [N]; None = exactly where it is NaN, because a pose is unknown."""
+    """Whether the value is unknown at each record, [N]. None: it is unknown where an unknown pose makes it NaN."""
     bodies: Bodies | None = None
     ends_open: bool = False
-    """True if `unknown` also marks final records, whose values only later records would decide, even if all poses are
-    known.
-    """
+    """True if `unknown` also marks records near the episode's end because later records would decide their values."""
 
     @property
     def of_arm(self) -> str:
-        """`grip` if the signal is of one arm and about what it holds, `hand` if of its hand alone, "" if of neither."""
+        """`grip` if the signal is about what one arm holds, `hand` if it is only about one arm's hand, "" otherwise."""
         kinds = {_ARM_FIELDS.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
         kinds |= {"hand"} if any(field.endswith(" of eef") for field in self.reads) else set()
         return "grip" if "grip" in kinds else "hand" if "hand" in kinds else ""
@@ -539,12 +535,12 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""Form -> the signal for its arguments; raises `FormulaError` if they are invalid."""
+"""Form -> function from arguments to the signal, which raises `FormulaError` for invalid arguments."""
 _REGISTERED: dict[str, Signal] = {}
 
 
 class SignalTable(Mapping[str, Signal]):
-    """The registered signals by name, which are listed, and those of forms by their call, such as `tilt(held)`."""
+    """Signals by name; a form's signal is found by its call, such as `tilt(held)`, and iteration leaves it out."""
 
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
@@ -591,11 +587,11 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`.
+    """Register a function as the signal with its name, computed once per `RecordFields`.
 
-    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The first line of its docstring is
-    the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if it reads later records. Any other
-    signal reads its own record, record 0, and the records of the current grip, with the `GAP_RECORDS` + 1 before it.
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The first line of the function's
+    docstring is the meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on
+    later records; else it may only read its own record, record 0, the current grip, and `GAP_RECORDS` + 1 before it.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed

@@ -1,12 +1,12 @@
 """Signals of space: positions, distances, speeds and angles of bodies.
 
-Such a signal is named by its own definition, `distance(eef, "plate_*")`, so that a formula is self-contained. A place
-is the end effector (`eef`), the target in the gripper, else the task's (`held`), or the one held last (`handled`), a
-role (`robot`, `target`, `bystander`, `furniture`: all its posed bodies), or a body of the record by its name, in which
-`*` matches any letters. Of several bodies the nearest, lowest, fastest or most tilted counts. A name also matches fixed
-bodies and robot links, if the record has their poses; a role only matches tracked bodies, except for `gap`, where it
-matches all bodies with shapes. An episode without such a body has NaN throughout, so that the clause is vacuous there;
-an unknown pose makes the value unknown, and one that is not recorded is a missing field.
+The name of such a signal is its definition, such as `distance(eef, "plate_*")`, so that a formula is self-contained. A
+place is the end effector (`eef`), the target in the gripper or else the task's target (`held`), the target that is held
+or was held last (`handled`), all bodies of a role (`robot`, `target`, `bystander`, `furniture`), or bodies by name, in
+which `*` matches any letters. Of several bodies the nearest, lowest, fastest or most tilted one counts. A name also
+matches fixed bodies and robot links if the record has their poses. A role matches only tracked bodies, except in `gap`,
+where it matches all bodies with shapes. In an episode without a matching body the signal is NaN, so that the clause is
+vacuous. An unknown pose makes the value unknown; a pose that is not recorded is a missing field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Tracks of the places, the numbers, and the times of the records [n] in seconds -> [n, pairs], in the form's unit."""
+"""Takes the places' tracks, the numbers and the records' times [s], [n]; returns [n, pairs] in the form's unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The bodies of a place in one episode of n records: ids [1, K], or [n, K] of held bodies, positions [n, K, 3] in
-    meters, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN if unknown or not requested.
+    """The K bodies at a place in one episode of n records: indices [1, K] ([n, K] for held bodies), positions in the
+    world [m], [n, K, 3], and orientations as unit quaternions wxyz, [n, K, 4]. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -65,7 +65,7 @@ class Form:
     unit: str
     places: tuple[str, ...]
     numbers: Mapping[str, int]
-    """Key -> the number of numbers that it takes."""
+    """Key -> how many numbers it takes."""
     meaning: str
     measure: Measure
     is_greatest: bool = False
@@ -75,15 +75,15 @@ class Form:
     unplaced: tuple[str, ...] = ()
     """The places whose position is not read."""
     is_single: bool = False
-    """The places that must be one body: neither a role nor a pattern."""
+    """True if each place must be one body: neither a role nor a pattern."""
     ahead: bool = False
     """True if a value depends on later records, or on all earlier ones."""
     is_gap: bool = False
-    """True if it is measured between collision shapes, by `gap.measure_gaps`."""
+    """True if the value is measured between collision shapes, by `gap.measure_gaps`."""
     person_column: int | None = None
-    """Column of the result of `_measure_person`."""
+    """Column of the value in the result of `_measure_person`; None for other forms."""
     channel: str = ""
-    """The channel of bodies that is read instead of poses."""
+    """The channel with a value per body that is read instead of poses; "" if poses are read."""
 
 
 def _offsets(a: Track, b: Track) -> Floats:
@@ -221,11 +221,11 @@ PLACED_FORMS: Mapping[str, Form] = {
         unplaced=("of",),
     ),
 }
-"""Form -> its definition. Its keys name the arguments in TOML, and give their order in a formula."""
+"""Form -> its definition. The keys of places and numbers name the arguments in TOML, in the order of a formula."""
 
 
 def write_call(form: str, values: Mapping[str, object]) -> str:
-    """Return the call of the signal that a TOML table defines: its form, and its keys of `PLACED_FORMS`.
+    """Return the call of the signal that a TOML table defines by its form and a value for each of the form's keys.
 
     Raises `FormulaError` for an unknown form or key, or a missing key.
     """
@@ -342,7 +342,7 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
         tracks = [_track(fields, kind, *item, episode, records) for item in zip(kind.places, places, strict=True)]
         if all(track.body.size for track in tracks):
             measured = fold(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
-            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # in all records, or none
+            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # true in all records, or in none
             values[records] = np.where(is_nothing, np.nan, measured)
     return values
 
@@ -350,7 +350,7 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form for each pair of bodies [n, pairs], or each body; infinite for a body with itself."""
+    """Return the form's value for each pair of bodies, or each body, [n, pairs]; infinite between a body and itself."""
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
         return values
@@ -392,8 +392,9 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
-    """Return the boxes of a `clearance` in the only episode: the name of the body that each is fixed to (None = the
-    world), and its center in the body's frame and its sizes, six numbers in meters. Empty for other forms.
+    """Return the boxes of a `clearance`, or around the person of a `person_distance`, in the only episode; [] for other
+    forms. A box has the name of the body that it is fixed to (None = the world), its center in that frame and sizes
+    [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -490,7 +491,7 @@ def _named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
 
 
 def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
-    """Return the bodies of an episode with `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes` (`field`)."""
+    """Return the bodies of an episode that have `field`: `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes`."""
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
@@ -572,7 +573,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the bodies of K links (none for the end effector), and their distances from a person, [n, K]."""
+    """Return the bodies of K links (the end effector has none), and the links' distances from a person [m], [n, K]."""
     of, at = (
         _track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
     )
