@@ -116,7 +116,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
     The environment's seed and the index must be >= 0. The index must be below `Task.init_states`, if that is set and
     the start is neither drawn nor a recorded state. `wait_action` must be finite and as long as `Task.still`.
-    `supports` must include the recorded state, placements, draw (instead of an initial state) and physics changes.
+    `supports` must allow a recorded state, placements, physics changes, or a draw instead of an initial state.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -281,7 +281,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a host's task. The registry gives its instruction, by default its name; `further` are fields of `Task`."""
+    """Return a host's task with the registry's instruction, or with its name; `further` are other fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

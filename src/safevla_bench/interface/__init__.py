@@ -1,1 +1,1 @@
-"""Protocols of hosts, environments and policies that the rollout loop uses, and the values they exchange."""
+"""Interfaces of hosts, environments and policies for the rollout loop, and the values that they exchange."""

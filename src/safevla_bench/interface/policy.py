@@ -142,11 +142,11 @@ class Policy(Protocol):
 
 @runtime_checkable
 class SelectivePolicy(Protocol):
-    """An optional property of a `Policy` that does not look at every observation's images."""
+    """Optional property of a policy that does not read the images of every observation."""
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` reads the images of its observation."""
+        """Whether the next `act` reads the images of its observation."""
 
 
 @runtime_checkable
@@ -166,7 +166,7 @@ class RemotePolicy(Protocol):
         """Seed of the simulator that the server requests; None if it requests none."""
 
     def connect(self, task: Task) -> None:
-        """Connect before an environment is made, and ask the server which observations it needs; may change `wants`."""
+        """Connect to the server before an environment is made, and get the observations that it needs into `wants`."""
 
 
 @runtime_checkable

@@ -164,30 +164,30 @@ class HostRules:
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; return its recorded name. A hook, like `bare`."""
+        """Reset, then act until both fingers hold a body; return its recorded name. A hook: see `bare`."""
         raise NotImplementedError
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
-        """Reset, then close the gripper in the air. A hook, like `bare`."""
+        """Reset, then close the gripper in the air. A hook: see `bare`."""
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until exactly one finger touches a body; return its recorded name. A hook."""
+        """Reset, then act until exactly one finger touches a body; return its recorded name. A hook: see `bare`."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by centimeters; return its recorded name. A hook."""
+        """Reset, then move a tracked body by centimeters; return its recorded name. A hook: see `bare`."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then lift a body off another, put it back, release it and wait until it rests; return its recorded
-        name and mass [kg]. A hook.
+        name and mass [kg]. A hook: see `bare`.
         """
         raise NotImplementedError
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the
-        simulator's angle since record 0 [degrees, counterclockwise from above]. A hook.
+        simulator's angle since record 0 [degrees, counterclockwise from above]. A hook: see `bare`.
         """
         raise NotImplementedError
 

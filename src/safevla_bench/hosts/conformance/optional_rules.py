@@ -139,11 +139,11 @@ class OptionalRules(HostRules):
             is_there = env.reset(self.seed).privileged is not None
         require(is_there == supports.privileged, f"{run}: `privileged` is declared as {supports.privileged}.")
         placed, whole = replace(self.seed, placed=(("no-such-body.x", 0.1),)), PhysicsChange(softness=2.0, friction=2.0)
-        starts = [placed]  # if placements are supported, this body does not exist
+        starts = [placed]  # refused even if placements are supported: this body does not exist
         starts += [] if whole.changed <= supports.changeable else [replace(self.seed, change=whole)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
-        starts.append(replace(self.seed, recorded=recorded))  # supported states are never of one number
+        starts.append(replace(self.seed, recorded=recorded))  # no simulator has a state of one number
         for start in starts:
             require_error(partial(run.env.reset, start), HostError, f"{run}: a start that is not supported, {start},")
 

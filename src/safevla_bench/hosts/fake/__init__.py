@@ -1,1 +1,1 @@
-"""The host `fake`: a simulator in a few lines of NumPy, to test everything but physics."""
+"""The host `fake`: a simulator in a few lines of NumPy, to test everything except physics."""

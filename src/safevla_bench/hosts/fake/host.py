@@ -174,7 +174,7 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step
+        further={"joint_torque_peak_nm": np.abs(torques)},  # the peak of a control step's only substep
     )
 
 

@@ -59,7 +59,7 @@ class LiberoHost(MujocoHost):
         )
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in LIBERO's order, or the tasks of the sample for `libero-plus` and its categories.
+        """Return the suite's tasks in LIBERO's order; for `libero-plus` and its categories, only the sampled tasks.
         `libero-long` means `libero-10`, and `libero_goal` means `libero-goal`.
 
         A path instead of a suite's name means your own tasks: a BDDL file, or a folder of BDDL files in name order. The

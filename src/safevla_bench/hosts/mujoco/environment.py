@@ -252,8 +252,8 @@ class RobosuiteEnv(MujocoEnv):
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
-        """Take the still steps that `seed` requests, take record 0, and return its observation. `raw` and `success` are
-        the values before settling.
+        """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` and `success`
+        are the values before settling.
         """
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
@@ -494,7 +494,7 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
         getattr(model, mask)[geoms] = 0
     _join_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
-    for inertia in ("dof_armature", "dof_M0"):  # bodies with the center of mass at their origin use `dof_M0`
+    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies whose center of mass is their origin
         getattr(model, inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 

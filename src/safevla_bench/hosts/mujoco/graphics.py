@@ -42,7 +42,7 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     """Choose the EGL device and writable caches for the block, which imports a simulator.
 
     If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`.
-    Its remedy is `install` if a package or name is missing, a graphics remedy if MuJoCo or OpenGL raised, else another.
+    Its remedy is `install` if a package or name is missing, about graphics if MuJoCo or OpenGL raised, else a repair.
     """
     _use_writable_caches()
     try:

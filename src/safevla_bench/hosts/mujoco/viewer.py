@@ -133,7 +133,7 @@ class MujocoStage(stage.Stage):
     def _set(self, record: int) -> None:
         """Set the model to the instant of a record's poses. These are taken at the start of the last substep, but the
         state at its end (see `mujoco.Recorder`), so positions are moved back by one substep, exactly up to rounding.
-        Record 0 may follow no substep; for record 0, of both positions the closer to the recorded one is used.
+        Record 0 may follow no substep; its positions are moved back only if this brings them closer to the record's.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -269,7 +269,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 def extract_geometry(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, camera: str, appearance: Appearance
 ) -> stage.SceneGeometry:
-    """Return the visible shapes of a model; its parts are bodies; the viewpoint is the camera's pose in `data`."""
+    """Return a model's visible shapes, with its bodies as parts, and the viewpoint of the camera in `data`."""
     import mujoco
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}

@@ -1,1 +1,1 @@
-"""The host `robosuite`: robosuite 1.5's own tasks of one Panda arm."""
+"""The host `robosuite`: robosuite 1.5's tasks of one arm or two."""

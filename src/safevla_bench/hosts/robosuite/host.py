@@ -253,7 +253,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     raises `HostError` for a coordinate of an unknown object.
     """
     if not placed and not hasattr(env, "placement_initializer"):
-        return  # the task draws the pose of the robots alone
+        return  # the task draws only the robots' poses
     draw = _require_sampler(env).sample
 
     def sample() -> Any:
