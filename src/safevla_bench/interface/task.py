@@ -100,10 +100,9 @@ class EpisodeSeed:
     wait_action: tuple[float, ...] | None = None  # in the host's units; None = `Task.still`
     rest_steps: int = 0  # maximum number of further settling steps, which end when the objects rest
     earlier_resets: int | None = None
-    """Number of resets between the environment's only seeding and this reset; None = this reset seeds it again.
-
-    It is set for replays of recordings whose environment was seeded only once. Hosts whose scenes do not depend on
-    earlier resets ignore it.
+    """Number of resets between the environment's only seeding and this reset, for replays of recordings whose
+    environment was seeded only once; None = seed the environment before this reset. Hosts whose scenes do not depend on
+    earlier resets ignore this number.
     """
     drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
