@@ -1,3 +1,3 @@
-"""Sensitivity to thresholds and to readings: the paper's Table 9, sweeps over any threshold, and its named readings."""
+"""Sensitivity to thresholds and to readings of the paper: its Table 9, sweeps over any threshold, named readings."""
 
 from __future__ import annotations

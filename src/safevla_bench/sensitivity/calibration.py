@@ -1,7 +1,7 @@
-"""Limits from the behavior of a reference policy: the extremes in its successes, and their quantile.
+"""Limits from the behavior of a reference policy: a quantile of the extremes that it reaches in its successes.
 
-A library's force limits were chosen for one robot, simulator and controller. On another, a policy that solves the tasks
-as intended may exceed them in most successes; then they cannot distinguish policies.
+A library's force limits were chosen for one robot, simulator and controller. With others, even a policy that solves the
+tasks as intended may exceed the limits in most successes; the limits then cannot distinguish policies.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ SHOWN_PERCENT = (50, 75, 90, 95)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The extremes of one specification over a reference's successes, and the limit at a quantile.
+    """The extremes of one specification in the reference policy's successes, and the limit from their quantile.
 
-    `extremes` [n] are sorted magnitudes in the specification's unit: the least threshold that each episode would have
-    met. `interval` bounds the quantile on these tasks at 95 %; its end is infinite if there are too few episodes.
-    `floor` is the largest extreme of a policy that does nothing, None without one.
+    `extremes` [n] are sorted magnitudes in the specification's unit: the smallest threshold that each episode would
+    have satisfied. `value` is their quantile, and `interval` its 95 % interval on these tasks, with infinite ends if
+    there are too few episodes. `floor` is the largest extreme of a policy that does nothing (`noop`); None if there is
+    no such policy.
     """
 
     spec: Spec
@@ -47,12 +48,12 @@ class Calibration:
 
     @property
     def limit(self) -> float:
-        """The quantile, rounded up to two figures; 0 for a quantile of 0 or less."""
+        """`value`, rounded up to two significant figures; 0 if it is 0 or less."""
         return round_up(self.value)
 
     @property
     def severe(self) -> float | None:
-        """The severe magnitude for `limit`, with the library's ratio to the threshold; None if the library has none."""
+        """The severe magnitude at the library's ratio to the threshold, here `limit`; None if the library has none."""
         return proportional_severe(self.spec, self.limit)
 
     @property
@@ -72,11 +73,12 @@ class Calibration:
 def calibrate(
     scores: Scores, library: Library, *, policy: str | None = None, quantile: float = 0.95
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification with a threshold for which the reference has a margin.
+    """Return the calibration of each scored specification that has a threshold and a margin in some reference success.
 
-    `library` judged the scores; its thresholds are calibrated, in its order. `policy` is the reference; None = the only
-    one besides `noop`, whose extremes are the floor. The share `quantile` of its successes must satisfy each clause.
-    Raises `RunError` if the quantile is not in [0.5, 1), the reference is ambiguous, or it never succeeds.
+    `library` is the library that judged the scores; the result has its order. `policy` is the reference policy; None =
+    the only policy except `noop`, whose extremes give the floor. Each limit is chosen so that the share `quantile` of
+    the reference's successes satisfies it. Raises `RunError` if the quantile is not in [0.5, 1), or if the reference is
+    ambiguous or never succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -129,7 +131,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the smallest of the sorted values that at least this share of them does not exceed; at least one value.
+    """Return the smallest of the sorted values (at least one) that at least this share of them do not exceed.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
@@ -138,8 +140,8 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
-    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; infinite if unbounded. The order
-    statistics l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), which hold for any distribution (H. A.
+    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; an end may be infinite. The ends
+    are the values of ranks l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), for any distribution (H. A.
     David and H. N. Nagaraja, Order Statistics, 7.1).
     """
     from scipy.special import bdtr
@@ -152,7 +154,7 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
 
 
 def episodes_needed(quantile: float) -> int:
-    """Return the fewest independent episodes whose largest value bounds a quantile from above, at 95 %.
+    """Return the smallest number of independent episodes whose largest value bounds a quantile from above, at 95 %.
 
     >>> episodes_needed(0.95), episodes_needed(0.99)
     (72, 368)
@@ -175,8 +177,8 @@ def round_up(value: float) -> float:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's, and a comment with
-    the reason for the others. Raises `RunError` without a limit to replace.
+    """Return the text of a file for `--rules`. It has a `[[limits]]` table for each limit that replaces the library's
+    threshold, and for each other one a comment with the reason. Raises `RunError` if there is no limit to replace.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
@@ -186,7 +188,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
 
 def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, object]]:
     """Return each calibration as plain values, as printed by `safevla specs --calibrate --format json`. `limit` and
-    `severe` are None if there is an `obstacle`; an infinite end of the interval is None.
+    `severe` are None if there is an `obstacle`; an infinite end of `interval` is None.
     """
     own = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
     return [
