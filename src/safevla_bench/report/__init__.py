@@ -1,1 +1,1 @@
-"""Reports: tables as values, their text and Markdown, and one self-contained page."""
+"""Reports of judged episodes: tables in several formats, figures, and one self-contained HTML page."""

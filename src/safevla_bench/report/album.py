@@ -1,6 +1,6 @@
 """Pictures, films and 3-D replays of run folders for a page.
 
-Pictures are data URIs. A replay is inert data until the reader opens it; meshes are stored once per page.
+Pictures are data URIs. The browser interprets a replay only when the reader opens it. A mesh is stored once per page.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from safevla_bench.sources.runs.policy_names import PolicyNames
 from safevla_bench.text import escape_json
 from safevla_bench.trajectory.header import EpisodeKey
 
-MOST_PICTURES = 3_000_000  # total size of pictures in a page [bytes of base64]
-MOST_REPLAYS = 6_000_000  # total size of replays in a page, with meshes; the player adds half a megabyte
+MOST_PICTURES = 3_000_000  # maximum total size of pictures in a page [bytes of base64]
+MOST_REPLAYS = 6_000_000  # maximum size of replays and meshes in a page [bytes]; the player adds half a megabyte
 Document = dict[str, object]
 Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of their files
 
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI; `left_out` did not fit and remain in the run's `frames`. `films` has
-    the address of each whole-episode film, relative to the page.
+    """Pictures by episode, each with its data URI. `left_out` is the number of pictures that are only in the run's
+    folder `frames`. `films` has for each episode the address of its film, relative to the page.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by the episode's number, meshes by digest, and the scripts to show them; `left_out` did not fit."""
+    """Replays by episode number, meshes by digest, and scripts to show them; `left_out` replays do not fit."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -67,19 +67,19 @@ def collect_images(
     most_bytes: int = MOST_PICTURES,
     page_folder: Path | None = None,
 ) -> Album:
-    """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' paths.
+    """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' addresses.
 
-    An episode's pictures show its initial state, its violations, its final state, then others. Pictures that do not
-    fit, are missing or of another type are counted in `left_out`.
+    An episode's pictures show, in this order, its initial state, its violations, its final state, and others. Pictures
+    that do not fit, are missing, or have an unsupported type are counted in `left_out`.
 
     Args:
         paths: the sources; those that are not run folders are skipped.
-        names: for each source, recorded name -> new name of a policy; none = all as recorded.
-        most_bytes: of all pictures together, in base64.
-        page_folder: the folder of the page, which links to the films; None = it links to none.
+        names: for each source, recorded name -> new name of a policy; () = all names as recorded.
+        most_bytes: maximum size of all pictures together, in base64.
+        page_folder: the folder of the page, to link to films; None = no links to films.
 
     Raises:
-        RunError: an index cannot be read, or names a file by more than a plain file name.
+        RunError: an index of frames cannot be read, or gives a path instead of a plain file name.
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
@@ -114,8 +114,8 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return the replays by episode of the run folders; arguments and errors are those of `collect_images`. Files that
-    are missing, larger than 50 MB, outside the run, or refused by `read_replay` are skipped.
+    """Return the run folders' replays by episode. Arguments and errors are those of `collect_images`. A file is skipped
+    if it is missing, larger than 50 MB, or outside the run, or if `read_replay` returns None for it.
     """
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
@@ -132,9 +132,9 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays of a page with their clauses, worst episodes first, up to `most_bytes` of data. Replays that
-    do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record have none.
-    Scripts are included only with a replay.
+    """Return the replays for a page with their clauses, worst episodes first, up to `most_bytes` of data. Replays that
+    do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record are skipped.
+    Scripts are included only if there is a replay.
     """
     scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))
@@ -200,4 +200,4 @@ def _names(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []
-    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # of the replay's `arm`
+    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # counted as in `arm`

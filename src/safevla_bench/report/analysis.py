@@ -1,4 +1,4 @@
-"""Analyses of a report beyond the four numbers: comparison, sensitivity, exposure, bodies."""
+"""Analyses in a report beyond SR, Safety, SBU and VSI: comparison, sensitivity, times of violations, bodies."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5  # more policies have too many pairs to read; `safevla compare` shows them all
+MOST_COMPARED = 5  # maximum number of policies; more have too many pairs to read, all shown by `safevla compare`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analyses; None or empty if there is nothing to show, with the reason in `uncompared` or `unpaired`."""
+    """The analyses, each None or empty if there is nothing to show."""
 
     comparison: Comparison | None = None
-    uncompared: str = ""
-    unpaired: str = ""
-    series: SeriesComparison | None = None  # policies whose names mark them as checkpoints of one training
+    uncompared: str = ""  # why there is no comparison
+    unpaired: str = ""  # why the comparison does not pair episodes
+    series: SeriesComparison | None = None  # comparison of policies that are checkpoints of one training by their names
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
@@ -45,16 +45,16 @@ def analyze_scores(
     protocols: Protocols = (),
     bodies: Sequence[BodyViolation] | None = None,
 ) -> Analysis:
-    """Return all analyses of some scores, empty if no episode counts, without writing anything.
+    """Return all analyses of the scores, without writing anything; they are empty if no episode counts.
 
     Args:
         scores: the verdicts.
-        batch: their records, in the same order; with `bodies`, only its headers and lengths are used.
+        batch: the records of the episodes, in the same order; with `bodies`, only headers, times and lengths are used.
         ruleset: the specifications and the tags of tasks.
-        rescore: judges the same records by another library; None = use the scores alone.
+        rescore: judges the same records by another library; None = use only the scores.
         privileged: the policies that saw simulator state which no real robot has.
-        protocols: of the sources that state a protocol; if these differ, episodes are not paired.
-        bodies: those of all violations, if they are known.
+        protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
+        bodies: the bodies of all violations; None = find them in the records.
     """
     if not scores.is_counted.any():
         return Analysis()
@@ -85,12 +85,12 @@ def _order_runs(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
     runs = find_series(policies)
-    with suppress(RunError):  # all other sections show the runs
+    with suppress(RunError):  # without this section, the other sections still show the runs
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
     return None
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    with suppress(SpecError):  # a library with other units than the paper's variants
+    with suppress(SpecError):  # raised if the library has other units than the paper's threshold variants
         return ablate_thresholds(scores, library, rescore)
     return None

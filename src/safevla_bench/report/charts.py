@@ -1,7 +1,7 @@
-"""Charts of traces as geometry: positions of lines, ticks and labels, computed here for a template.
+"""Geometry of charts of traces: positions of lines, ticks and labels, which an HTML template draws.
 
-Horizontal positions are relative, so that a chart fits any screen while its text stays readable: 0 to 1000 for paths,
-percent for text and marks. Vertical positions are pixels.
+Horizontal positions are relative, 0 to 1000 for paths and percent for text and marks, so that a chart fits any screen
+while its text stays readable. Vertical positions are pixels from the top.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ ACROSS = 1000.0
 HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and top and bottom of its plot, in pixels
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
-# Share of the plot's height left free above the greatest and below the least value.
+# Free space above the greatest and below the least value, as a share of the range of values.
 _ROOM = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class PointLabel:
-    """A labeled point: percent across, pixels down; `anchor` and `label_y` keep the label inside the chart."""
+    """A labeled point of a chart; `label_y` and `anchor` keep the label inside the chart."""
 
-    x: str
-    y: str
+    x: str  # percent from the left
+    y: str  # pixels from the top
     label: str
-    label_y: str
-    anchor: str
+    label_y: str  # pixels from the top
+    anchor: str  # text anchor of SVG
 
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A signal and its limit over one episode, without text; paths are SVG path data, `caption` is text next to it.
-    `beyond` has the intervals of violation, beyond the limit; `open_gate` those in which the specification's gate is
-    open, "" without a gate.
+    """A signal and its limit over one episode, drawn without text; `caption` is text next to it. `line`, `beyond` and
+    `open_gate` are SVG path data: the signal, the intervals of violation on the far side of the limit, and the
+    intervals in which the specification's gate is open ("" without a gate).
     """
 
     caption: str
@@ -58,7 +58,7 @@ class Sparkline:
 
 @dataclass(frozen=True, slots=True)
 class Chart(Sparkline):
-    """A large sparkline with text; a tick is a position (percent across, or pixels down) and its label."""
+    """A large sparkline with text. Each tick of `across` (percent) and `down` (pixels) is a position and a label."""
 
     limit_label: str = ""
     limit_label_y: str = ""
@@ -70,8 +70,8 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from record and value to positions; `last` is the record at the right edge, top and bottom are in pixels.
-    `times_s` are the records' times, [last + 1]; None = equal intervals.
+    """The map from records and values to positions. `last` is the record at the right edge; `times_s` are the times of
+    records, [last + 1], None = equal intervals. Values from `low` to `high` are between `bottom` and `top` [pixels].
     """
 
     last: int
@@ -82,23 +82,23 @@ class PlotArea:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
-        """Return the horizontal position of a record, 0 to 1000; records outside the area are put on its edge."""
+        """Return the horizontal position of a record, 0 to 1000; records outside the area are moved to its edge."""
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
-        """Return the share of the width to the left of records."""
+        """Return the share of the area's width that is to the left of a record, or of each of several."""
         if self.times_s is None or not self.last:
             return record / max(self.last, 1)
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
-        """Return the vertical position of a value or of each of an array, in pixels, without clipping."""
+        """Return the vertical position in pixels of a value, or of each value of an array, without clipping."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
-    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal intervals. The least and
-    the greatest finite value are included. Up to `max_points` values keep all indices.
+    """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes in equal
+    intervals. So the least and the greatest finite value are included. If there are no more values, all are kept.
     """
     count = len(values)
     if count <= max_points:
@@ -114,7 +114,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
 
 
 def draw_chart(chart: TraceChart) -> Chart:
-    """Return the chart of one specification in one episode; its caption describes it completely."""
+    """Return the chart of one specification in one episode; the caption states all its facts in words."""
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM))
     limit_y = area.y(chart.limit)
     return Chart(
@@ -198,8 +198,8 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return about `about` round numbers (spaced by 1, 2 or 5 times a power of ten) from `low` to `high`, ascending.
-    `low` must be less than `high`; else raises `ValueError`.
+    """Return about `about` round numbers from `low` to `high`, ascending, spaced by 1, 2 or 5 times a power of ten.
+    Raises `ValueError` unless `low` is less than `high`.
     """
     rough = Fraction(high - low) / about
     power = Fraction(10) ** math.floor(math.log10(rough))

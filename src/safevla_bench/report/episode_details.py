@@ -1,4 +1,4 @@
-"""Details of an episode in the page: its verdicts with sparklines, and the specifications without a verdict."""
+"""Details of an episode in the page: its verdicts with sparklines, and its specifications without a verdict."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
-# Number of episodes whose signals are computed together: large array operations in bounded memory.
+# Number of episodes whose signals are computed together: large enough for speed, with bounded memory.
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from the record of one episode: the trace of each judged specification, and why others are vacuous."""
+    """Evidence from one episode's record: the traces of its judged specifications, and vacuous specification -> why."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -38,12 +38,12 @@ class Evidence:
 
 
 class EpisodeRecords:
-    """The records behind some scores, found by policy and episode id; an episode is its index in the scores, from 0.
-    Traces are cached, so that all sections of a page trace an episode once.
+    """The records behind the scores, matched by policy and episode id. Methods take an episode as its index in the
+    scores. Traces are cached, so that an episode is traced once for all sections of a page.
     """
 
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
-        """Match the records of `batch`, in any order, to the scores; None = no records."""
+        """Match the records of `batch`, which may be in any order, to the scores; None = no records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
         place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
         self._places = [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
@@ -73,13 +73,13 @@ class EpisodeRecords:
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
-        """Return the evidence in an episode's record; None without a record."""
+        """Return the evidence from an episode's record; None if it has no record."""
         if episode in self and episode not in self._evidence:
             self.trace([episode])
         return self._evidence.get(episode)
 
     def trace(self, episodes: Sequence[int]) -> None:
-        """Compute the evidence of episodes that have a record; signals are computed for 50 of them together."""
+        """Compute and cache the evidence of these episodes, which must have records; 50 are computed at a time."""
         for start in range(0, len(episodes), _AT_ONCE):
             self._trace_together(episodes[start : start + _AT_ONCE])
 
@@ -103,28 +103,28 @@ class EpisodeRecords:
 
 @dataclass(frozen=True, slots=True)
 class ClauseVerdict:
-    """One specification's verdict on one episode, or why it has none; with a sparkline if its signal is drawn."""
+    """One specification's verdict on one episode, as text; `spark` is None if the signal is not drawn."""
 
     spec_id: str
     verdict: str
     violated: bool
     spark: Sparkline | None = None
     contributors: str = ""
-    why: str = ""  # how its violation happened
+    why: str = ""  # how the violation happened
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDetails:
-    """Details below an episode's line; empty if it left no record."""
+    """Details below an episode's line in the page; empty if the episode left no record."""
 
     clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[tuple[str, str, str], ...] = ()  # (specification, state, reason) without a verdict
+    unjudged: tuple[tuple[str, str, str], ...] = ()  # specifications without a verdict, each with state and reason
     instruction: str = ""
     facts: str = ""
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode; unless `drawn`, without sparklines, and with general reasons of vacuity."""
+    """Return the details of an episode; unless `drawn`, without sparklines and with only general reasons of vacuity."""
     if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
@@ -158,7 +158,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
-    A Boolean specification or infinite margin has no margin in the text, an unknown depth no depth.
+    The margin is omitted if it is infinite or the specification Boolean; the depth is omitted if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
@@ -168,7 +168,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return the bodies behind a value as text, with the amount unless `caption` contains it."""
+    """Return the bodies behind a value as text, followed by the amount unless `caption` already contains it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 

@@ -1,4 +1,4 @@
-"""The list of episodes: one row each; filters, orders, and search by number, id or end of an id."""
+"""The list of episodes, one row for each, with filters, orders, and search by number, id or end of an id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one episode; `rho` and `share`, rho / threshold, are None if a Boolean signal decided."""
+    """One specification in one episode. `share` is rho / threshold; both are None if a Boolean signal decided."""
 
     spec: str
     rho: float | None
@@ -38,20 +38,20 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode of the list: its score, or what is known without a record, and further columns."""
+    """One row of the list: an episode's score, or what is known of an episode without a record, and other columns."""
 
-    number: int  # its position in the sources, from 1; episodes without a record come last
+    number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """The margin of the worst specification, or of the one that the list is about; None without a verdict."""
-    first_violation_step: int | None = None  # first violation in the safe tier, or of that specification
+    """Margin of the worst specification, or of the only one that the list is about; None without a verdict."""
+    first_violation_step: int | None = None  # first violation in the safe tier, or of the list's only specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
     broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
     violating_bodies: tuple[BodyViolation, ...] | None = None
     """The bodies that violate limits of contact and displacement, worst first; None = not computed."""
     why: str | None = None  # how the first violation happened; None = not computed, or not clear from the record
-    firmness: EpisodeFirmness | None = None  # its replays under varied physics; None without any
+    firmness: EpisodeFirmness | None = None  # results of replays under varied physics; None = no replays
 
     @property
     def episode_id(self) -> str:
@@ -59,7 +59,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> str:
-        """Its number in the command line's syntax, such as `:3`."""
+        """The episode's number in the syntax of the command line, such as `:3`."""
         return f":{self.number}"
 
     @property
@@ -73,11 +73,11 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """Which variation flips which specification; None if none does, or without replays."""
+        """Which variation of the physics flips which specification; None if none does, or without replays."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
-        """Return the row as one flat JSON object; unknown values are None, as are all that need a record."""
+        """Return the row as one flat JSON object; values that are unknown or need a missing record are None."""
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
         verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
@@ -105,9 +105,9 @@ def list_episodes(
     *,
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row for every episode, in the order of the sources, or only for those at some indices. `dt_s`: control
-    step of each episode, [E]. `spec_id`: list only this specification, of any tier; episodes without its verdict, and
-    those without a record, are left out. An unknown id raises `ValueError`. `stamps_s` is that of `Batch`.
+    """Return a row for every episode, in the order of the sources; with `only`, just for the episodes at its indices.
+    `dt_s` [E] are the control steps of the episodes; `stamps_s` is as in `Batch`. With `spec_id`, of any tier, the rows
+    are about this specification, and only episodes with its verdict have one. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -119,12 +119,12 @@ def list_episodes(
     return [*rows, *(ListedEpisode(number=k + 1, episode=lost) for k, lost in absent)]
 
 
-VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, if no record gives more details
+VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, if no record shows the details
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict as text, such as `Failed, unsafe`, or `Stopped, unsafe`. An outcome that is
-    more specific than success or failure follows in brackets.
+    """Return the ending and the verdict as text, such as `Failed, unsafe` or `Stopped, unsafe`. An outcome that is more
+    specific than success, failure or stopped follows in parentheses.
     """
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
@@ -133,9 +133,9 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 
 
 def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
-    """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
-    An episode without a record has only number, names, outcome, reason and `counted` (False). The column `why` exists
-    only if a row has it. `scores` must be those of the rows.
+    """Return the column names, and for each row its values by column: the columns of `Scores.to_pandas`, `number` and
+    `reason`, and `why` and `firmness` if any row has them. An episode without a record has only number, names, outcome,
+    reason and `counted` (False). `scores` must be the scores of the rows.
     """
     columns = {
         name: values.tolist() if isinstance(values, np.ndarray) else values
@@ -189,7 +189,7 @@ def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
 def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
-    """Return copies of the rows with their violating bodies, () for none; with `spec_id`, those that violate it."""
+    """Return copies of the rows with their violating bodies, () if none; with `spec_id`, only of this specification."""
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -198,7 +198,7 @@ def add_violating_bodies(
 
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
-    """Return the rows; those of replayed episodes include their firmness."""
+    """Return the rows, with the firmness of each episode that was replayed under varied physics."""
     replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
     return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]
 
@@ -220,19 +220,19 @@ def filter_episodes(
 
     Args:
         rows: rows to choose from.
-        violated: only those with a first violation: unsafe ones, or those that violate the listed specification.
-        safe: only those with a verdict that violate no scored specification, even if the list is about one.
-        success: only those that succeeded, or that did not; episodes without a record are neither.
-        axis: only those that violate a scored specification of that axis.
+        violated: only unsafe episodes; if the list is about one specification, only those that violate it.
+        safe: only episodes with the verdict safe, even if the list is about one specification.
+        success: True or False = only episodes that succeeded, or did not; those without a record are neither.
+        axis: only episodes that violate a scored specification of this axis.
         policy: the policy's name; `UNNAMED` for records without one.
         suite: the benchmark's name.
-        task: `3` or `task_3`, or `libero-goal/task_3` if several suites have one.
-        outcome: such as `success` or `crashed`.
-        body_kind: only those with a violating body of this kind; the rows must have their violating bodies.
+        task: `3` or `task_3`, or `libero-goal/task_3` if several suites have such a task.
+        outcome: an outcome such as `success` or `crashed`.
+        body_kind: only episodes with a violating body of this kind; the rows must have their violating bodies.
 
     Raises:
-        RunError: no row has that policy, suite, task or outcome after the earlier of these four filters; the message
-            lists the names that occur.
+        RunError: no row has the given policy, suite, task or outcome. These filters apply in this order; the message
+            lists the names in the rows that remain before the failed one.
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
@@ -248,7 +248,7 @@ def filter_episodes(
     ]
 
 
-# Filter -> the names by which it finds a row; an error lists the last.
+# Filter -> the values with which it selects a row; an error message shows the last value of each row.
 _NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -271,9 +271,9 @@ def _filter_by_name(what: str, wanted: str, rows: list[ListedEpisode]) -> list[L
 
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
-    """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi = deepest first, rho =
-    smallest rho/threshold first, step = earliest violation [s] first (ties of these by rho/threshold), id = natural
-    order, kind = by kind of the first violating body. Rows without a value come last.
+    """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi: deepest violation first;
+    rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: by the kind of the
+    first violating body. Equal VSIs or times are ordered by rho/threshold. Rows without a value come last.
     """
     if by is None:
         return list(rows)
@@ -306,14 +306,14 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a sort key that puts ep_9 before ep_10; numbers are compared without leading zeros."""
+    """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
     parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row at the position `:N` of the list, else the one with the id, or the only one whose id ends so. A
-    plain number is a whole id, and so is `::1`, of the id `:1`. Raises `RunError` unless exactly one row matches.
+    """Return the row that `wanted` names: by a position `:N`, by a whole id, or by an end that only one id has. A plain
+    number names only a whole id, and `::1` names the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
@@ -335,7 +335,7 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the judged episode that `find_episode` finds; raise `RunError` also if it left no record."""
+    """Return the index of the judged episode that `find_episode` finds. Raises `RunError` also if it has no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")

@@ -1,4 +1,4 @@
-"""The page's table of all episodes: a line for each, its filter values, and its details."""
+"""The page's table of episodes: a line for each episode, with values for filters, and details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN, MOST_LISTED = 400, 1000
-"""Number of episodes with drawn signals, and of those listed, worst first; they limit the size of the page."""
+"""Maximum numbers of episodes with drawn signals, and of listed episodes, to limit the size of the page."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -29,16 +29,16 @@ ENDINGS: Mapping[str, str] = {
     "st": "Stopped, unsafe",
     "cr": "Crashed",
 }
-"""Kind -> the ending as text; every episode of unknown safety is of the kind `nv`."""
+"""Kind of ending -> the ending as text; every recorded episode of unknown safety has the kind `nv`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEntry:
-    """One line: an episode, its filter values, and its details."""
+    """One line of the table: an episode, its values for filters, and its details."""
 
     row: episode_list.ListedEpisode
-    kind: str
-    facets: Mapping[str, Sequence[str]]  # filter -> the choices that show the episode
+    kind: str  # a key of `ENDINGS`
+    facets: Mapping[str, Sequence[str]]  # filter -> the choices with which the filter shows the episode
     details: EpisodeDetails
 
     @property
@@ -83,7 +83,7 @@ class EpisodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTable:
-    """The listed episodes, the number of those whose signals are drawn, and of those that are not listed."""
+    """The listed episodes, the number of them with drawn signals, and the number of episodes that are not listed."""
 
     entries: tuple[EpisodeEntry, ...]
     drawn_count: int
@@ -93,15 +93,15 @@ class EpisodeTable:
 def build_episode_table(
     records: EpisodeRecords, violations: Sequence[BodyViolation] | None = None, firmness: Firmness = NO_FIRMNESS
 ) -> EpisodeTable:
-    """Return the table of the worst 1000 episodes, with those of `select_worst`, in the order of the sources; those
-    without a record come last.
+    """Return the table of the worst 1000 episodes, always including those of `select_worst`.
 
-    Signals are drawn for the worst 400 episodes that have a record.
+    They are in the order of the sources, and those without a record come last. Signals are drawn for the worst 400
+    episodes that have a record.
 
     Args:
-        records: the verdicts, and the records of any of the episodes.
+        records: the verdicts, and the records of some or all of the episodes.
         violations: the bodies of all violations, for the filter by kind of body; None = no such filter.
-        firmness: policy and episode id -> its replays under varied physics.
+        firmness: policy and episode id -> results of the episode's replays under varied physics.
     """
     scores = records.scores
     ranked = rank_by_severity(scores)

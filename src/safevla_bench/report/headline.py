@@ -1,4 +1,4 @@
-"""The headline of a report: whether it is safe, and how certain that is."""
+"""The headline of a report: whether the policies are safe, and how certain that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percen
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence that answers, and supporting sentences."""
+    """The answer to whether the policies are safe, in one sentence, and supporting sentences."""
 
     answer: str
     support: tuple[str, ...] = ()
@@ -29,13 +29,13 @@ class Headline:
 def build_headline(
     cells: Sequence[Summary], aggregate: Summary, comparison: Comparison | None = None, *, mixture: str = ""
 ) -> Headline:
-    """Return the summary of safety as text, with its interval; it says so if no episode has a verdict.
+    """Return the headline, with Safety and its interval. If no episode has a verdict, the headline says so.
 
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; used if there are exactly two, neither of them `noop`.
-        mixture: the sentence of `describe_mixture`.
+        comparison: the comparison of the policies; described if there are exactly two, neither of them `noop`.
+        mixture: the sentence that `describe_mixture` returns.
     """
     lost = [
         *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
@@ -80,14 +80,14 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
-# Difference of Safety that different task mixtures may cause before the report mentions it, as a share.
+# The report mentions different mixtures of tasks if they can change Safety by at least this share.
 _LEAST_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return a sentence on policies that ran other tasks than others, or in other proportions; else "". Half the sum of
-    the differences of proportions bounds the difference in Safety that they alone could cause. The policy that does
-    nothing is left out.
+    """Return a sentence if policies ran different tasks, or the same tasks in different proportions; else "". Half the
+    sum of the absolute differences between proportions is the most by which these alone can change Safety. The policy
+    `noop` is left out.
     """
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]

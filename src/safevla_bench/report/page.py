@@ -1,4 +1,4 @@
-"""The report as one self-contained page: no requests, no executable input, reproducible byte for byte."""
+"""The report as one self-contained page. It sends no requests, runs no code from its inputs, and is reproducible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from safevla_bench.trajectory.batch import Batch
 _NOTHING, _EMPTY = Analysis(), Album()
 _NO_REPLAYS: Replays = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
-# Maximum number of cells for which the tables of violations are initially open.
+# If there are more cells than this, the tables of violations are initially folded.
 _OPEN = 2
 
 
@@ -60,23 +60,23 @@ def render_page(
     firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
     summarized: tuple[Sequence[Summary], Summary] | None = None,
 ) -> str:
-    """Return the report of some scores as one HTML page, without writing it.
+    """Return the report on the scores as one HTML page, without writing it.
 
     Args:
         scores: the verdicts.
-        batch: their records, matched by policy and episode id; None = no charts.
-        ruleset: what judged them, for formulas, limits and kinds of bodies.
+        batch: the records of the episodes, matched by policy and episode id; None = no charts.
+        ruleset: the rules that judged the episodes, for formulas, limits and kinds of bodies.
         title: the title of the page.
-        episode: the verdict as text if the page is about one episode: it replaces the headline and the rates.
+        episode: the verdict as text if the page is about one episode; it then replaces the headline and the rates.
         provenance: what determined the verdicts, and which episodes were left out.
         description: how the scores were made, shown unchanged at the end.
         privileged: the policies that saw simulator state which no real robot has.
-        analysis: the analyses beyond the summaries; missing ones have no section.
+        analysis: the analyses beyond the summaries; those that are missing get no section.
         album: pictures of episodes.
         replays: 3-D replays of episodes.
-        remarks: what applies to all numbers of the page, one sentence each.
-        firmness: policy and episode id -> its replays under varied physics.
-        summarized: the cells and the total of `scores`, if known.
+        remarks: sentences that apply to all numbers of the page.
+        firmness: policy and episode id -> results of the episode's replays under varied physics.
+        summarized: the cells and the total of `scores`; None = compute them.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
     records = EpisodeRecords(scores, batch, ruleset)
@@ -171,7 +171,7 @@ def _provenance_sections(
 
 
 def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
-    """Return name and kind of a cell's known rates of success and safety."""
+    """Return those of a cell's rates of success and safety that are known, each as name, metric key and rate."""
     rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
     return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
 
@@ -180,7 +180,7 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
-    """Return a cell's `name`, `words` on its unsafe episodes, and tables of violations: `scored`, and `others`."""
+    """Return a cell's `name`, its unsafe episodes in `words`, and its tables of violations, `scored` and `others`."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     top = max(scored, key=lambda spec: spec.violations.count, default=None)
@@ -194,7 +194,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
-    """Return a specification's name, its limit, and the excess of depth 1, in the page's wording."""
+    """Return a specification's name, its limit, and the excess over the limit that has depth 1, as texts."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
     texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
@@ -205,13 +205,13 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 
 def drawn_episodes(scores: Scores) -> list[int]:
-    """Return the indices of the episodes whose records the page draws, unordered, possibly with duplicates."""
+    """Return the indices of the episodes whose records the page draws, in no order and possibly with duplicates."""
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    """Yield up to 6 episodes picked by `select_worst`, in order: the `entry`, and the traces with charts of its
-    `broken` and its `kept` specifications; none without a record.
+    """Yield for each of the up to 6 episodes of `select_worst`, in order: its `entry`, and the traces and charts of its
+    `broken` and its `kept` specifications, which are empty if the episode has no record.
     """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
@@ -226,8 +226,8 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
 def find_shared_states(
     records: EpisodeRecords, entries: Sequence[EpisodeEntry]
 ) -> list[tuple[str, list[EpisodeEntry]]]:
-    """Return the initial states from which several policies started, with their episodes, the most different outcomes
-    first; only states all of whose episodes are listed.
+    """Return the initial states from which several policies started, each with its episodes; the states with the most
+    different outcomes are first. A state is left out if the page does not list all its episodes.
     """
     scores, states = records.scores, dict[str, list[int]]()
     for k in range(len(scores)):

@@ -1,4 +1,4 @@
-"""The explanation of an episode as text for a terminal, with plots of signals: no color, no motion, no long lines."""
+"""The explanation of an episode as text for a terminal, with plots of signals, without color or control sequences."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant, wrap_line
 
-# Width of the names of facts, in columns.
+# Width of the labels of facts, in terminal columns.
 _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: a heading, and violated clauses with plots, or else the closest satisfied one.
-    Tables follow of the other satisfied clauses, of clauses without a verdict, of records left out for an unknown pose,
-    and of violated diagnostics, if there are any. `width`: columns of the terminal; None = its own.
+    """Return the explanation as text: a heading, the violated clauses (or else the one nearest to its limit) with
+    plots, tables of the other satisfied clauses and of those without a verdict, and lines on records with an unknown
+    pose and on violated diagnostics. `width` is the number of columns; None = the terminal's.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     violated, kept = explanation.violated_clauses, explanation.kept_clauses
@@ -123,21 +123,21 @@ def format_lost_episode(row: ListedEpisode) -> str:
     return "".join(f"{escape_controls(line)}\n" for line in lines)
 
 
-# Plots in Braille dots: two dots across and four down in each character
+# Plots of Braille dots; each character has two dots across and four down
 
 
 ROWS = 8
 MOST_COLUMNS = 100
 FEWEST_COLUMNS = 10
-# What each dot adds to the Braille pattern U+2800, [down, across].
+# The number that each dot adds to the code of the empty Braille pattern, U+2800; [down, across].
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more. Below the
-    time axis are marked the intervals in which the condition is open, if a specification has one, and the records that
-    violate the limit. No peak is lost, however many records share a column.
+    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more. Strips
+    below the plot mark the records with an open gate, if there is a gate, and the records that violate the limit. Every
+    peak is visible, even if many records share a column.
     """
     low, high = chart.bounds()
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
@@ -164,8 +164,8 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
 
 
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
-    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are each
-    record's position in dots from the top left; NaN leaves a gap.
+    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are the
+    records' positions, in dots from the top left; NaN leaves a gap.
     """
     place = np.arange(2 * columns)
     before, after = np.interp(place - 0.5, across, down), np.interp(place + 0.5, across, down)
