@@ -8,7 +8,7 @@
     ├── RegistryError          a task registry that contradicts itself
     │   └── UnknownTaskError   a task with no entry and no wildcard
     ├── SignalError            a record without the fields that an active specification reads
-    ├── RunError               a run folder that is missing, not a run's, or already exists
+    ├── RunError               a run folder that is missing, holds no run or exists already
     ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used
     ├── PolicyError            a policy that cannot be made or queried
@@ -54,7 +54,7 @@ class DamageError(RecordError):
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse, or names an unknown signal. `column` is where, from 1; None if not known."""
+    """An STL text that does not parse, or names an unknown signal. `column` locates the error, from 1; may be None."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
@@ -88,7 +88,7 @@ class InvalidActionError(PolicyError):
 
 
 class ReplyError(PolicyError):
-    """A policy server's reply that its dialect cannot read. If it is the first reply, the server is not used."""
+    """A policy server's reply that its dialect cannot read. If the first reply is such, the server is not used."""
 
 
 class ServerRefusedError(PolicyError):

@@ -1,4 +1,4 @@
-"""Atomic writing of files, their digests, and safe opening of foreign files."""
+"""Atomic writing of files, digests of files, and safe opening of untrusted files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from safevla_bench.memory import SETTING, limit_memory, read_budget
 
 T = TypeVar("T")
 _BEGUN = ".partial"
-MAX_DOCUMENT_BYTES = 1 << 26  # for a document that is read whole, such as run.json: about 400,000 episodes
+MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; a run.json of 400,000 episodes has as much
 
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
@@ -86,7 +86,7 @@ def read_shipped(package: str, name: str, kind: type[T]) -> T:
 
 
 def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
-    """Return the text of a template in one of our packages, without escapes except by `filters`."""
+    """Return a template from one of our packages, filled with `values`, which only `filters` can escape."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -185,7 +185,7 @@ def _temporary_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        with suppress(OSError):  # remaining files are hidden and harmless
+        with suppress(OSError):  # a file that remains is hidden and harmless
             temporary.unlink(missing_ok=True)
 
 

@@ -189,7 +189,7 @@ class _ShownStream:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):  # reopen closed ones: the next opened file would get the number, and receive prints
+    for descriptor in range(3):  # reopen a closed one, or the next opened file gets its number and receives prints
         with suppress(OSError):
             os.fstat(descriptor)
             continue

@@ -189,7 +189,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
 
 class WholeNumber(click.IntRange):
-    """A whole number in a range. Messages call it that, where click would write "integer range"."""
+    """A whole number in a range. Messages say "whole number", not click's "integer range"."""
 
     name = "whole number"
 
@@ -350,7 +350,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the command-line words that repeat those of these parameters that are given."""
+    """Return the parameters in `names` that are given, as words of a command line."""
     words: list[str] = []
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):

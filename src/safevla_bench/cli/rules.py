@@ -101,7 +101,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for new episodes in a host. Without judging options, these are the rules of the registration."""
+    """Return the rules for new episodes in a host: without judging options, those of the registration, if any."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")

@@ -294,7 +294,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # before the recording is read
+        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # check before reading recordings
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
         filled = replay_fields(fields["policies"])

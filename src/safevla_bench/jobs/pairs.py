@@ -1,4 +1,4 @@
-"""Suites of found starts for preference pairs: start states without a safe and an unsafe success, to be run again."""
+"""Suites of found starts for preference pairs: the start states that have no pair yet, to be run again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The loop that runs an episode: reset, then act and step until success, the horizon, a fault or a violation.
 
 This module also has the serial engine, which runs all planned episodes in this process; the other engines are
-`scheduler` and `ray`. An engine yields each episode when it ends, in any order. `RunWriter` sorts the episodes by the
-plan, so the choice of engine does not change a byte of a complete run.
+`scheduler` and `ray`. An engine yields each episode when it ends, in any order. `RunFolderWriter` sorts the episodes
+by the plan, so the choice of engine does not change a byte of a complete run.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _ActionSeam:
         return within
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Add to a record from which chunk and step each executed action came, if any came from a chunk."""
+        """Return a record with each action's chunk number and its step in the chunk, if any came from a chunk."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -254,7 +254,7 @@ class Observer(Protocol):
         """Receive the number of control steps done in an episode."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Receive the end of an episode, with its record if it has one."""
+        """Receive the outcome of an episode, with its record if it has one."""
 
 
 def describe_process() -> str:
@@ -272,7 +272,7 @@ def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
 
 @dataclass
 class CrashSeries:
-    """The latest crashes in a row with the same exception and message, where numbers may differ."""
+    """The latest crashes in a row with the same exception and, except for numbers, the same message."""
 
     failure: str = ""
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each, in order

@@ -44,7 +44,7 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
-    round: int = 0  # a round starts after the one before; 0 for all episodes unless the run may be decided early
+    round: int = 0  # episodes of lower rounds start first; 0 for all episodes unless the run may be decided early
 
     @property
     def state(self) -> int:
@@ -118,7 +118,7 @@ def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
-    """Return the episode as planned or, for a replaying policy, as recorded. Raises `PolicyError` if none fits."""
+    """Return the episode as planned or, for a replay, as recorded. Raises `PolicyError` if no recording fits."""
     if not isinstance(policy, ReplayPolicy):
         return planned
     start = policy.match(planned.task, planned.start)
@@ -186,7 +186,7 @@ def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A section of a plan: number `number`, counted from 1, of `count` sections."""
+    """A section of a plan: the one with this `number`, from 1, of `count` sections."""
 
     number: int
     count: int
@@ -252,7 +252,7 @@ class EpisodeQueue:
         return self._left[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
-        """Return an episode that must be rerun to the front of its scene's queue."""
+        """Put an episode that must be rerun at the front of its scene's queue."""
         self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 

@@ -94,7 +94,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
-    """Raise `RunError` if no living node, except those in `left_out` (id -> why), has an actor's CPUs and GPUs."""
+    """Raise `RunError` if no living node, except those in `left_out` (id -> reason), has an actor's CPUs and GPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -321,7 +321,7 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab are the ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab hold ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 

@@ -33,7 +33,7 @@ from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallbac
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
 RETRIES = 1  # number of times that an episode is restarted in a new worker after its worker died
-STARTS = 3  # number of workers in a row on one node that die before they are ready, after which the start has failed
+STARTS = 3  # starting has failed if so many workers in a row, on one node, die before they are ready
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 

@@ -89,7 +89,7 @@ class _Written:
             raise RunError(problem, remedy="Roll out all with one version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
-        """Yield (folder, policies) for each judged run, where the policies have the names given for judging."""
+        """Yield (folder, policies) for each judged run, with the names under which the policies were judged."""
         is_run = (self.folder / run_folder.RUN).exists()
         for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
             renamed: Any = source.get("policy_names")

@@ -137,7 +137,7 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes for scores.parquet, scores.json and the verdicts; for `sources` see `scores_document`.
-    The metadata of scores.parquet repeats the keys `ORIGIN` of scores.json. Columns in `_RARE` need a row with a value.
+    The metadata of scores.parquet repeats the keys `ORIGIN` of scores.json. A column in `_RARE` is omitted if empty.
     """
     document = scores_document(judged, sources, ())
     metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}

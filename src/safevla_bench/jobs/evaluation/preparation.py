@@ -187,7 +187,7 @@ def _require_support(
 
 
 def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
-    """Raise `PolicyError` for policies and filters of one arm: servers, and those that read privileged state."""
+    """Raise `PolicyError` if the policy or its filter supports only one arm, as servers and privileged policies do."""
     is_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
         who = f"the filter of {planned.policy}" if is_filter else planned.policy

@@ -71,8 +71,8 @@ class Request:
     episodes: Episodes = 1
     """Number of episodes per task; `protocol` = the protocol's number, else the benchmark's.
 
-    `recorded` = all episodes in a replay's recording, which omits tasks without any. None, in runs of earlier versions,
-    is the benchmark's number, else 1.
+    `recorded` = all episodes in a replay's recording; tasks without recorded episodes are omitted. None, in runs of
+    earlier versions, is the benchmark's number, else 1.
     """
     policies: Sequence[str | RequestedPolicy] = ()
     """The policies. A string is enough for a policy that is made from its name alone."""
@@ -244,7 +244,7 @@ class ExecutionOptions:
     stop_after_s: float | None = None
     """Time [s] after which no episode starts. Running episodes end; `TimeUpError` is raised if any are left."""
     other_code: bool = False
-    """Whether other code may have begun the run or be used by actors; run.json and the rows then state all code."""
+    """Whether to accept a run or actors of other code. run.json and the episodes' rows name the code that was used."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
@@ -297,7 +297,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each thing that the requested entries leave unknown. Raises `PolicyError`."""
+    """Return a sentence for each thing that the entries leave unknown. Raises `PolicyError` for an unknown entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]
 

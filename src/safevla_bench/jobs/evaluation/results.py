@@ -230,7 +230,7 @@ def evaluate(
         host: the simulator; None = the simulator of the suite.
         tasks: indices of tasks in each suite; None = all.
         episodes: number of episodes per task; None = the protocol's number, else the benchmark's.
-        name: the policy's name in every output; None = the class of the object, or the string.
+        name: the policy's name in every output; None = the name of the object's class, or the string.
         out: the run folder to make; None = a temporary folder, which is deleted with the returned evaluation.
         ruleset: the rules to judge by; None = the default rules.
         protocol: the protocol that says how episodes start and end.

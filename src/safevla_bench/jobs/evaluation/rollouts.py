@@ -345,7 +345,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request and its rules differ from the registration, else "". A shard is no difference."""
+    """Return a sentence if a request, except for its shard, or its rules differ from the registration; else ""."""
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

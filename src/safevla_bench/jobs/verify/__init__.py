@@ -46,8 +46,8 @@ def verify_run(
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
 ) -> files.Verification:
-    """Check a complete run folder: its digests, episodes and scores, and the replays of episodes: `replay` episodes
-    chosen by their names, and those of the `audit`. Raises `RunError` if the run is incomplete or cannot be read.
+    """Check a complete run folder: its digests, episodes and scores, and the replays of `replay` episodes, chosen by
+    their names, and of those that `audit` draws. Raises `RunError` if the run is incomplete or cannot be read.
     """
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
@@ -94,7 +94,7 @@ def _check_run(
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
-    """Return policy -> audit for a run folder or an archive, which cannot pass without a run. Raises `RunError`."""
+    """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError`."""
     audits = _audit(source, files.read_records(source)[0], plan, lambda done, what: None)
     return {policy: mark for policy, mark, _ in audits}
 

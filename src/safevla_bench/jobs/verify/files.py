@@ -182,7 +182,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Yield whether episodes with an official suite's name ran its tasks; yield nothing if there are none."""
+    """Yield findings on whether episodes with an official suite's name ran its tasks; nothing without such episodes."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")

@@ -81,7 +81,7 @@ class Deviation:
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference between two JSON values, of which a missing one is `ABSENT`."""
+        """Return the difference between two JSON values. `ABSENT` marks a missing value."""
         values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
@@ -267,7 +267,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, its plan if any, and the starts to try. Raises `RunError` if there is no replay."""
+        """Return an episode's task, plan (if any) and the starts to try; raise `RunError` if it cannot be replayed."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
