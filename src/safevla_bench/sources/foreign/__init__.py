@@ -4,15 +4,15 @@ These are not trajectory records: they have no contacts and no forces, so nothin
 Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They only give success rates, so safety
 stays unknown; unknown is never zero.
 
-The harness writes a file `recording-ID.sqlite`, which has for each benchmark entry of a run (read at harness 0.8.0,
-src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
+The harness writes a file `recording-ID.sqlite`. These are its tables (source: harness 0.8.0, src/vla_eval/recording.py,
+orchestrator.py and benchmarks/libero/benchmark.py):
 
-    eval_metadata     the entry's configuration, and what the model server requested from the benchmark
+    eval_metadata     per benchmark entry: configuration, and what the model server requested from the benchmark
     episode_results   task, initial state, status and steps, in the order in which each process ran them
-    step_rows         one JSON per step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3]
-                      as an axis-angle, and the two fingers' positions, all float32, after the action
+    step_rows         one JSON per step: `action` [7] and `state` [8], all float32, after the action. The state is the
+                      end effector's position [3], its rotation [3] as an axis-angle, and the two fingers' positions
 
-Older files have no actions. No file has a simulator state, so a replay starts as the harness says: from an initial
+Older files have no actions. No file has a simulator state, so a replay starts as the harness did: from an initial
 state, in an environment that was seeded once and reset a known number of times.
 """
 
@@ -39,8 +39,8 @@ from safevla_recorder.episode import Floats
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
 
-    Raises `RecordError` if it is one of these by its name or first bytes but cannot be read, an HDF5 file is missing,
-    or h5py is not installed.
+    Raises `RecordError` if its name or first bytes are those of such a file but it cannot be read, if an HDF5 file is
+    missing, or if h5py is not installed.
     """
     with limit_memory(path):
         recordings = recording_files(path)
@@ -52,13 +52,13 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # includes True and False
+_SUCCESSES = {0: False, 1: True}  # True and False are equal to 1 and 0
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEpisode:
-    """One episode: `suite` and `task` as named by the recording tool; success None = it ended in an error."""
+    """One episode: `suite` and `task` as the recording tool names them; `success` is None if it ended in an error."""
 
     suite: str
     task: str
@@ -76,8 +76,8 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path, in the form that `read_results` reads; empty for anything else. For a
-    folder: only its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
+    """Return the files of results at a path that `read_results` can read; [] if there are none. For a folder, this is
+    its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
     info = path / EVAL_INFO if path.is_dir() else path
     return [info] if info.name == EVAL_INFO and info.is_file() else recording_files(path)
@@ -143,7 +143,7 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
 _LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
-_DEFAULTS: Mapping[str, object] = {  # names of the harness's LIBERO benchmark (e1ee9ad)
+_DEFAULTS: Mapping[str, object] = {  # defaults of the harness's LIBERO benchmark (commit e1ee9ad)
     "suite": "libero_spatial",
     "seed": 7,
     "num_steps_wait": 10,
@@ -167,8 +167,8 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database.
-    Empty if there are none.
+    """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database; []
+    if there are none.
     """
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
@@ -225,7 +225,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process keeps its environment while the task stays the same, and only seeds it when it makes it.
+        # A process keeps its environment while the task stays the same, and only seeds it when it is made.
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
@@ -257,7 +257,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
-_STEP_NUMBERS = 128  # numbers that a step counts against the budget; its two fields have 15
+_STEP_NUMBERS = 128  # maximum count of numbers to read from a field of a step; the two fields have 7 and 8
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:

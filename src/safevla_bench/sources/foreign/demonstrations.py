@@ -2,17 +2,17 @@
 
 HDF5 as written by robomimic, robosuite and LIBERO:
 
-    data                  the task, in `bddl_file_name` and `problem_info`, `env_args`, `env_info` or `env`
+    data                  attributes with the task: `bddl_file_name`, `problem_info`, `env_args`, `env_info` or `env`
     data/demo_N/actions   [T, A], as given to the simulator
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
     data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
 
-LIBERO cuts off the first five steps, states and actions, and keeps the original beginning in the attribute
-`init_state`: the actions do not start there, but at the first row of `states`.
+LIBERO removes the first five states and actions. The attribute `init_state` is the state before these, so the actions
+that are left start at the first row of `states` instead.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
-lerobot-eval with `eval.recording` writes `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for
-several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
+lerobot-eval with `eval.recording` writes `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for each of several
+environments. Environment K starts at initial state K, with the seed 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
 
@@ -47,7 +47,7 @@ from safevla_recorder.episode import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedActions:
-    """Actions [T, A] in the host's units, and the known facts about where they were recorded; None = not recorded.
+    """Actions [T, A] in the host's units, and the known facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
     `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with its folder (`suite`), or only
@@ -58,7 +58,7 @@ class RecordedActions:
     source: str
     actions: Floats
     states: Floats | None = None
-    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # [T + 1, 3] each; compared without states
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # [T + 1, 3] each; compared if there are no states
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None
@@ -68,9 +68,9 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    rest_steps: int = 0  # the settling action, if `wait_steps` are known
-    earlier_resets: int | None = None  # resets of its environment since it was seeded; None = seeded before this one
-    drawn: bool = False  # True if its start was drawn, so that it is not the initial state of that number
+    rest_steps: int = 0  # maximum number of settling steps after `wait_steps`, which end when the objects rest
+    earlier_resets: int | None = None  # resets of the environment since its seeding; None = seeded for this episode
+    drawn: bool = False  # True if the start was drawn at random, so that it is not the indexed initial state
     proprioception: Floats | None = None  # [T, 8] float32 after each action: position in m, axis-angle, two fingers
     success: bool | None = None
     policy: str | None = None
@@ -84,8 +84,8 @@ class RecordedActions:
         return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
     def is_of_task(self, task: Task) -> bool:
-        """Return whether these are actions of a task: by benchmark and id, else by task name, else by instruction.
-        LIBERO writes `libero_spatial` for our `libero-spatial`. False if none of these is recorded.
+        """Return whether these are actions of a task: by benchmark and id if recorded, else by task name, else by
+        instruction. LIBERO writes `libero_spatial` for our `libero-spatial`. Return False if none of these is recorded.
         """
         if self.benchmark is not None:
             names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
@@ -117,21 +117,21 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child's output: `demos`, or the problem, None = memory ran out."""
+    """The first line of the child's output: `demos`, or the `error`; neither if memory ran out."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
 
 
-_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # the child's processor time: plus 1 s per so many bytes
-_IDLE_SECONDS = 60  # its wall-clock time is five times as much, plus this for a busy machine or a slow disk
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # processor time of the child: this, plus 1 s per so many bytes
+_IDLE_SECONDS = 60  # wall-clock time of the child: five times that, plus this for a busy machine or a slow disk
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers; a child process reads it (`hdf5_child`).
 
-    Raises `RecordError` if h5py is not installed, or the file cannot be read, has no demonstrations, has another
-    structure, or needed too much memory or time.
+    Raises `RecordError` if h5py is not installed, if the file cannot be read, has no demonstrations or has another
+    structure, or if reading takes too much memory or time.
     """
     if find_spec("h5py") is None:
         remedy = f"Install it: {install_command('hdf5')}"
@@ -152,7 +152,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 def _run_child(descriptor: int, seconds: int) -> bytes:
     words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # a thread's buffer is memory, too
+    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # limits memory for threads
     remedy = "The file is damaged; copy it again, or leave it out."
     try:
         process = subprocess.run(
@@ -196,8 +196,8 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
 
 
 def read_dataset(folder: Path) -> list[RecordedActions]:
-    """Return the episodes of a LeRobot dataset, in their order. Raises `RecordError` if there are no frames, a file
-    cannot be read or lacks what an episode needs, or actions differ in size.
+    """Return the episodes of a LeRobot dataset, in order. Raises `RecordError` if there are no frames, if a file cannot
+    be read or lacks what an episode needs, or if actions differ in size.
     """
     instructions = read_instructions(folder)
     takes = []
@@ -221,7 +221,7 @@ _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_
 
 
 def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a dataset, with task and start if its location shows that lerobot-eval wrote it."""
+    """Yield the episodes of a dataset; with task and start, if the dataset's path shows that lerobot-eval wrote it."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
         yield from takes
@@ -242,11 +242,11 @@ def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[Reco
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`) or a folder of these by name, of a LeRobot dataset, or of
-    those in the folder `recordings` of lerobot-eval.
+    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
+    LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
 
-    None for anything else; only suffixes and the file `meta/info.json` decide. Raises `RecordError` if such a file is
-    missing, cannot be read or has no demonstrations, or h5py is not installed.
+    Return None for anything else; only suffixes and the file `meta/info.json` decide. Raises `RecordError` if such a
+    file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

@@ -1,10 +1,10 @@
 """The child process that reads an HDF5 file of demonstrations: `python hdf5_child.py DESCRIPTOR BYTES SECONDS`.
 
-libhdf5 crashes on some damaged files and hangs on others, and links in a file open other files. So this process has
-limits on memory and processor time, and cannot open another file. It imports nothing from safevla_bench.
+libhdf5 crashes on some damaged files and hangs on others, and links in a file can open other files. So this process
+limits its memory and processor time, and cannot open another file. It imports nothing from safevla_bench.
 
-On stdout it writes a line of JSON with `demos` or `error` (None = memory ran out), and then the float64 numbers of the
-actions and states of each demonstration.
+On stdout it writes a line of JSON with `demos` or `error` (null = memory ran out), followed by the float64 numbers of
+the actions and states of each demonstration.
 """
 
 import json
@@ -84,7 +84,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group. Refuses links, whose paths could lead through other files, and other kinds."""
+    """Return an item of a group. Refuses links, which could lead to other files, and items of another kind."""
     import h5py
 
     field = name if demo else None
@@ -143,7 +143,7 @@ def _decode_text(value: object) -> str | None:
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint."""
+    """Return name and pose (position [m] and quaternion wxyz, [7]) of each named top body without a free joint."""
     if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file name, as written by robosuite 1.0
         return []
     remedy = "Copy the file again. Without this attribute, the simulator places the fixtures."

@@ -1,6 +1,6 @@
-"""Robot logs, and those of other tools, as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
+"""Logs of robots and of other tools as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
-The contents of a log are judged. It has no contacts, so clauses on them are inactive with that reason. A mapping
+A log is judged as it is. It has no contacts, so clauses on contacts are inactive for that reason. A mapping
 (`logs.records`) supplies the facts that are not in the log.
 """
 
@@ -26,13 +26,13 @@ class Log:
     """A log that has not been read yet, its mapping and the mapping's file."""
 
     path: Path
-    recordings: tuple[recordings.Recording, ...]  # one per episode, or cut into trials; none for a LeRobot dataset
+    recordings: tuple[recordings.Recording, ...]  # one per episode, or cut into trials; () for a LeRobot dataset
     mapping: records.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield the episodes, each a batch of one, or the error of an episode; all, or those at the indices `wanted`. A
-        log that cannot be read at all yields its error and ends; nothing is raised.
+        """Yield each episode as a batch of one, or its error: all episodes, or those at the indices `wanted`. A log
+        that cannot be read at all gives one error. Nothing is raised.
         """
         where = self.path if self.recordings else self.mapping_file or self.path
         try:
@@ -61,7 +61,7 @@ class Log:
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
-        """Yield the episodes of the log, or the error of an episode. Raises the reader's errors."""
+        """Yield each episode of the log, or its error. Raises the errors of the reader."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         place = 0
@@ -79,7 +79,7 @@ class Log:
                 place += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError` with a proposal if the mapping is empty, and the reader's `RecordError`."""
+        """Raise `MappingNeededError` with a proposed mapping if there is none, or the `RecordError` of the reader."""
         if self.mapping.sources:
             return
         try:
@@ -104,7 +104,7 @@ class Log:
 
 
 class MappingNeededError(RecordError):
-    """A log without a mapping; `mapping` is the text of a suitable one."""
+    """The log has no mapping; `mapping` is the text of a proposed one."""
 
     def __init__(self, problem: str, mapping: str, *, remedy: str, place: Place) -> None:
         super().__init__(problem, remedy=remedy, place=place)
@@ -112,11 +112,11 @@ class MappingNeededError(RecordError):
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Yield lines on the channels of a log, as `summary.describe_channels` does; nothing for other sources."""
+    """Yield lines that describe the channels of a log, see `summary.describe_channels`; nothing for other sources."""
     log = find_log(path)
     if log is not None:
         episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
-        with suppress(RecordError):  # the check itself reports this
+        with suppress(RecordError):  # the check of the log reports the error
             yield from limit_each(path, summary.describe_channels(episodes, log.mapping))
 
 

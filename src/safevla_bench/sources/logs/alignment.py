@@ -1,8 +1,8 @@
 """Alignment of one trial of a recording to the instants of its clock.
 
 Each message of the clock's topic is a record. The pose of a body is known at a record only if a message of it arrived
-since the previous record, because a held pose would appear to rest and then to jump. Torques and grips are those of all
-messages since the previous record; they and other numbers are valid for two of their periods.
+since the previous record, because a held pose would appear to rest and then to jump. A torque or grip combines all
+messages since the previous record. Numbers that are not poses are valid for two periods of their messages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""On simulated time a recorder logs messages before the first tick at 0; later times are real ones."""
+"""With simulated time, messages before the first tick are logged at 0; they are left out if all others are later."""
 _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
 class MessageSpan(NamedTuple):
-    """The messages in [begin, end) [ns] of a recording, counted from the first in these files; name and facts."""
+    """The messages of a recording whose log time [ns] is in [begin, end), with the name and the facts of this trial."""
 
     file: str
     name: str
@@ -53,8 +53,8 @@ def align(
 ) -> records.LoggedEpisode:
     """Return the trial's episode, with each part sampled at the instants of the clock.
 
-    Raises `RecordError` if a part has no message, the clock goes back or has fewer than two instants, or poses are in
-    frames that no transform connects.
+    Raises `RecordError` if a part has no message, if the clock goes back or has fewer than two instants, or if poses
+    are in frames that no transform connects.
     """
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
@@ -96,7 +96,7 @@ def align(
 
 
 class _Channel:
-    """The messages of a part in a trial: `rows` [m, k] and `stamps`; static ones are valid throughout."""
+    """The messages of a part in a trial: `rows` [m, k] and `stamps`; those of a static part are valid at any time."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
@@ -113,7 +113,7 @@ class _Channel:
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
         finite = self.rows[np.isfinite(self.rows)]
-        with np.errstate(over="ignore"):  # stored as float32: all fit, and some need more than 10 fractional bits
+        with np.errstate(over="ignore"):  # float32, if all fit and some have more than 10 fractional bits
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         if isinstance(taker, NumberTaker):
             self.rows = self.rows * taker.columns.scale
@@ -137,7 +137,7 @@ class _Channel:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part at the instants; `times` are those of its messages, None for a static part."""
+        """Return the part at the instants. `times` are those of its messages; None for a static part."""
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
@@ -171,9 +171,9 @@ class _Channel:
 def _choose_clock(
     mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
 ) -> str:
-    """Return the part whose messages are the instants: the hand's, since a record needs its pose, else the pose with
-    the most messages. If all poses are static in their frames, it is the transform with the most messages: at the
-    instants of faster torques a pose would be interpolated, and its acceleration would be wrong.
+    """Return the part whose messages are the instants: the hand, since a record needs its pose, else the pose with the
+    most messages. If all poses are static in their frames, it is the transform with the most messages, not faster
+    torques: poses would be interpolated at their instants, with wrong accelerations.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:
@@ -189,7 +189,7 @@ def _choose_clock(
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
-    """Return the last pose at each instant, known if it arrived since the previous instant; times ascend."""
+    """Return the last pose at each instant, known if it arrived since the previous instant; `time_ns` ascends."""
     last = np.searchsorted(time_ns, instants, side="right") - 1
     values, messages = rows[np.maximum(last, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last, prepend=-1) > 0
@@ -198,14 +198,14 @@ def _sample_poses(
 
 
 def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    """Return whether the last message at each instant is at most two periods old, [n]; -1 = there is none."""
+    """Return whether the message with index `last` is at most two periods old at each instant, [n]; -1 = none."""
     period = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     return np.asarray((last >= 0) & (instants - time_ns[np.maximum(last, 0)] <= _HELD_PERIODS * period))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, valid for two of its periods, and all messages. Each number
-    has its own messages, since a message may hold only some of the joints. Times ascend.
+    """Return the last value of each number at each instant, known for two periods, and all messages (`between`). A
+    number has its own messages and period, since a message may hold only some of the joints. `time_ns` ascends.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

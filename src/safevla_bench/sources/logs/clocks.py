@@ -1,10 +1,10 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The base is the header stamps of the clock's topic, regardless of their offset and rate relative to the log's time. The
-stamps of another topic are used if they have that base; otherwise its log times are mapped through the clock's pairs of
-log time and stamp. The same applies to single messages with a stamp of zero, which a simulation sends before its first
-tick. The first message of a topic may really be at 0, however, and one of the clock is left out if log times are less
-precise than its stamps.
+The base is the header stamps of the clock's topic, even if their offset or rate differs from that of log times. The
+stamps of another topic are used if they are on this base; otherwise its log times are converted, by interpolation
+between the clock's pairs of log time and stamp. So are single messages with a stamp of zero, which a simulation sends
+before its first tick; but a topic's first message may really be at 0. If log times are less precise than the clock's
+stamps, messages of the clock with a stamp of zero are left out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-_SAME_BASE_NS = 50_000_000  # maximum median difference between a topic's stamps and the clock's to have the same base
-_MOST_RATE = 50  # maximum rate difference between stamps and log time without a warning
+_SAME_BASE_NS = 50_000_000  # maximum median difference between stamps of a topic and of the clock that share a base
+_MOST_RATE = 50  # maximum ratio of the rates of stamps and log times without a warning
 _ROUGH = 1e-2
-_FITTED = 100  # pairs at an end of the clock that determine the line beyond it, since each was logged a little late
+_FITTED = 100  # pairs at each end of the clock to fit for extrapolation, since each was logged a little late
 
 
 class Stamps(NamedTuple):
@@ -44,8 +44,8 @@ class Times(NamedTuple):
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part, relative to the clock's part. Raises `RecordError` if the clock's
-    times go back, saying where and by how much. `warn` is called with doubts.
+    """Return the times of the messages of each part; `clock` is the part that defines the time base. Raises
+    `RecordError` if its times go back, saying where and by how much. `warn` is called with each doubt.
     """
     chief = parts[clock]
     stamped = _find_stamped(chief)
@@ -110,7 +110,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map(values: Ints, known: Ints, base: Ints) -> Ints:
-    """Return the base at each value: linear between known pairs, and extrapolated from the nearest ones."""
+    """Return the stamp at each value, interpolated between pairs (known, base), extrapolated from the nearest ones."""
     x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
     mapped = np.interp(at, x, y)
     for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):
@@ -140,6 +140,6 @@ def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, what: str, step: 
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    """Return the times by which a topic would be the clock [ns]: its stamps, else log times."""
+    """Return the times that a topic would have as the clock [ns]: its stamps, or else its log times."""
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

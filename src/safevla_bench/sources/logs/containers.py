@@ -1,9 +1,9 @@
 """Storage formats of recordings: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
 
-Each reader yields messages in the order of the file, with one chunk in memory at a time, and skips those of unwanted
-topics. A file or a message that is compressed with zstd is decompressed, regardless of what a metadata.yaml says.
+Each reader yields the messages of wanted topics in the order of the file, with one chunk in memory at a time. A file or
+message that is compressed with zstd is decompressed, even if metadata.yaml does not mention it.
 
-Read at ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
+Sources: ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
 rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.
 """
 
@@ -28,13 +28,13 @@ from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
 MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decoded message, or of the description of its type
-_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # of a decompressed record or chunk, and of all chunks of a file
+_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # for one decompressed record or chunk; for all chunks of a file
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
 
 class Topic(NamedTuple):
-    """A topic and the encoding of its messages: type, encoding, and the type's definition and its language."""
+    """A topic, the type and encoding of its messages, and the definition of that type, with its language."""
 
     topic: str
     kind: str
@@ -44,20 +44,20 @@ class Topic(NamedTuple):
     latched: bool = False  # True if a subscriber that connects later also receives the last message, as with /tf_static
 
 
-Message = tuple[Topic, int, bytes]  # its channel, the log's time in nanoseconds, and its bytes
+Message = tuple[Topic, int, bytes]  # topic, log time [ns], bytes
 Messages = Iterator[Message]
 
 
 class Topics:
-    """The topics of a file found so far, and whether messages of them are wanted."""
+    """The topics of a file that were found so far, and the names of those whose messages are wanted."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
-        self.first_ns: int | None = None  # the log's time of the first message, of any topic; None if there is none
+        self.first_ns: int | None = None  # log time of the first message of any topic; None if there is no message
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:
-        """Record the log's time of a message, wanted or not."""
+        """Record the log time of a message, wanted or not."""
         self.first_ns = log_ns if self.first_ns is None else self.first_ns
         self.last_ns = log_ns
 
@@ -76,7 +76,7 @@ class Topics:
         return channel, log_ns, content
 
     def require_messages(self) -> int:
-        """Return the log's time of the first message [ns]. Raises `RecordError` if there is none."""
+        """Return the log time of the first message [ns]. Raises `RecordError` if there is no message."""
         if self.first_ns is None:
             raise RecordError("the recording holds no messages", remedy="Record it again.")
         return self.first_ns
@@ -93,14 +93,14 @@ def check_size(size: int, name: str) -> None:
 
 
 def storage_suffix(path: Path) -> str | None:
-    """Return `.mcap`, `.db3` or `.bag` for a part of a recording, by its name, compressed or not; None for others."""
+    """Return `.mcap`, `.db3` or `.bag` for a recording's file, by name, compressed or not; None for other files."""
     suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
 
 def read_messages(path: Path, topics: Topics) -> Messages:
-    """Yield the wanted messages of a part of a recording, in its order. Raises `RecordError` for another kind of file,
-    one that is too large or has an unsupported compression, and the errors in `damage_errors` for damage.
+    """Yield the wanted messages of a file of a recording, in the file's order. Raises `RecordError` if the file is of
+    another kind, too large, or compressed in an unsupported way, and the errors of `damage_errors` if it is damaged.
     """
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
@@ -161,7 +161,7 @@ _MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Checksums are verified: otherwise a flipped bit would be a number that was never measured."""
+    """Yield the messages of an MCAP file; checksums are verified, so that a flipped bit is not taken as measured."""
     from mcap import records
     from mcap.opcode import Opcode
     from mcap.stream_reader import ReadDataStream, StreamReader
@@ -182,7 +182,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap has no types here
-        def _read_record(self, opcode: int, length: int) -> Any:  # but not indexes, which cost a call for each message
+        def _read_record(self, opcode: int, length: int) -> Any:  # skips indexes, which cost a call for each message
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
     reader = ChunkReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
@@ -215,7 +215,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return if the quality of service gives late subscribers the last message; it is a number before version 9."""
+    """Return whether late subscribers get the last message, by the quality of service (a number before version 9)."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -223,7 +223,7 @@ def _is_latched(profiles: object) -> bool:
 
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """By message id, the order in which they were recorded, not by time."""
+    """Yield the messages of an SQLite file by their id, which is the order of recording, not by time."""
     is_logged = Path(f"{path}-wal").exists()  # left by a recorder that was killed; it holds the last messages
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if is_logged else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as base:
@@ -239,7 +239,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
             definitions = {kind: (language, text) for kind, language, text in rows}
         present = {row[1] for row in base.execute("PRAGMA table_info(topics)")}
-        # From these the format version follows.
+        # Older versions of the format lack these columns.
         further = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
         columns = ["id", "name", "type", *(name if name in present else none for name, none in further.items())]
         channels = {}
@@ -266,7 +266,7 @@ _CHUNK, _CONNECTION, _MESSAGE = b"\x05", b"\x07", b"\x02"
 
 
 def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """In the order of the file, not by time, so that no index is needed."""
+    """Yield the messages of a bag in the order of the file, not by time, so that no index is needed."""
     if stream.readline(64) != b"#ROSBAG V2.0\n":
         remedy = "`rosbag fix` and `rosbag reindex` repair bags, and bring older versions to 2.0."
         raise RecordError("this is not a bag of ROS 1, version 2.0", remedy=remedy)

@@ -1,7 +1,7 @@
 """Decoding of messages from bytes to objects whose attributes are the fields: CDR of ROS 2, ROS 1, JSON and Protobuf.
 
-The file contains the definition of a type, from which code is generated (`rosbags`): names and sizes are checked first,
-and its constants are dropped. A file without definitions is read with those of a ROS distribution.
+`rosbags` generates code from the definition of a type in the file. So names and sizes in the definition are checked
+first, and constants are dropped. A file without definitions is read with the definitions of a ROS distribution.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from safevla_bench.text import load_json
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION = 1 << 18
-_MOST_VALUES = 1 << 11  # maximum number of values of a message for which code is generated; an array of numbers is one
-_NO_FIELD = "structure_needs_at_least_one_member"  # a type that is one byte in CDR, and none in ROS 1
+_MOST_VALUES = 1 << 11  # maximum number of values in a message for which code is generated; an array counts as one
+_NO_FIELD = "structure_needs_at_least_one_member"  # field of an empty type: one byte in CDR, none in ROS 1
 _NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
 _IDL = "=" * 80 + "\n"
 
 
 class JsonObject:
-    """An object of JSON whose fields are attributes."""
+    """A JSON object whose fields are attributes."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.__dict__ = fields
 
 
 def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
-    """Return the function that decodes the messages of a channel, using the requested distribution of ROS, or the one
-    that wrote the recording, if known. Raises `RecordError` for an unsupported encoding, a type whose definition is not
-    known, or one that is refused. The function raises `RecordError` for a message that does not match its type.
+    """Return the function that decodes a channel's messages. `asked` is the ROS distribution in the mapping, and
+    `written` that of the recording; None = unknown. Raises `RecordError` for an unsupported encoding, and for a type
+    that is not defined or is refused. The function raises `RecordError` for a message that does not match its type.
     """
     try:
         decode = _make_decoder(channel, asked, written)
@@ -90,7 +90,7 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
     from rosbags.typesys.store import Typestore
 
     text = channel.definition.decode()
-    if len(text) > _MAX_DEFINITION:  # its parser needs a second per 100 KiB
+    if len(text) > _MAX_DEFINITION:  # the parser needs a second per 100 KiB
         raise RecordError(f"the type of {channel.topic!r} is too large", remedy="Map a topic of poses or numbers.")
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
@@ -126,7 +126,7 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
 
 def _types_from_idl(text: str) -> Mapping[str, Any]:
-    """Parse only constants without operators: their grammar needs exponential time, and a few can make huge numbers."""
+    """Parse the types in an IDL text. Operators in constants are refused: parsing them takes exponential time."""
     from rosbags.typesys.base import make_typesdict
     from rosbags.typesys.idl import IDLParser
 
@@ -145,9 +145,9 @@ def _check_names(types: Mapping[str, Any]) -> None:
 
 
 def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of values in a message of a type, each of which needs code, and its minimum size in bytes.
-    Raises `RecordError` if few bytes, of a message or of a definition, produce very many values. Types without
-    definition are those of time. `known` holds the types measured so far; one that is being measured has no size.
+    """Return the number of values in a message of a type, each of which needs code, and the minimum size of a message
+    [bytes]. Raises `RecordError` if few bytes of a message or a definition produce very many values. A type without a
+    definition is a time. `known` has the results so far; a type that contains itself counts as empty.
     """
     if kind in known or kind not in types:
         return known.get(kind, (2, 8))

@@ -1,12 +1,12 @@
-"""LeRobot datasets: their frames, episode by episode, and those of version 3 as logs. Videos are not read.
+"""Reading of LeRobot datasets: the frames of each episode, and datasets of version 3 as logs. Videos are not read.
 
 meta/info.json                   `codebase_version`, `fps`, `robot_type`; dtype, shape and names of each of `features`
 meta/tasks.parquet | .jsonl      task_index -> instruction
 data/chunk-NNN/*.parquet         one row per frame: episode_index, frame_index, task_index, and one column per feature;
                                  the frames of an episode are consecutive, possibly over several files
 
-Read at huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py. The action of a
-frame is taken after its observation, so it belongs to the next record. The last action belongs to no record.
+The format is defined by huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py.
+The action of a frame is taken after its observation, so it belongs to the next record; the last belongs to none.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # also of version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # the second one in version 1
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-_MOST_STEPS = 100  # stamps that are more than this many control steps apart, at the median, are not in seconds
+_MOST_STEPS = 100  # stamps whose median distance is more control steps than this are not in seconds
 _DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
 _WRITTEN = "It differs from LeRobot's format: correct the program that wrote the dataset."
 _TO_3 = (
@@ -51,14 +51,14 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""How to convert a version to 3.0, by lerobot's tags v0.3.2 to v0.6.1; each converter takes one version."""
+"""Commands that convert a version to 3.0, from lerobot's tags v0.3.2 to v0.6.1; a converter accepts one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the frames of each episode in their order: a table of the keys and `columns`.
+    """Yield the frames of each episode, in order: a table of the keys and `columns`.
 
-    Raises `DamageError` if a file cannot be read, even if an episode that began before may continue in it, and if there
-    are no files or the frames of an episode are scattered or too many.
+    Raises `RecordError` if there are no files. Raises `DamageError` if a file cannot be read, also if the last episode
+    before might continue in it, and if the frames of an episode are not consecutive or too many.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -85,7 +85,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the index of an episode and some of its frames, for each contiguous block of a file's rows."""
+    """Yield (episode index, frames) for each block of consecutive rows of a file that belong to one episode."""
     for batch in read_batches(path, columns):
         for name in _KEYS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
@@ -97,13 +97,14 @@ def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Ta
 
 
 def episode_name(frames: pa.Table) -> str:
-    """Return the name of the frames' episode, by its index."""
+    """Return the name of the episode of these frames, which contains its index."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], nested lists row by row, NaN if a frame has none. k is `size` if no frame has
-    any. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too large.
+    """Return a feature's numbers, [n, k], nested lists row by row; NaN for a frame without numbers. If no frame has
+    any, k is `size`. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is
+    too big.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
@@ -129,8 +130,8 @@ _NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean,
 
 
 def read_instructions(folder: Path) -> dict[int, str]:
-    """Return index -> text of each task of a dataset, by index. Raises `RecordError`, which names the row, for a file
-    that is missing or has another format.
+    """Return the mapping task index -> instruction of a dataset, by index. Raises `RecordError` if the file is missing
+    or a row, which the error names, has another format.
     """
     table, lines = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
     path = lines if lines.is_file() and not table.is_file() else table
@@ -171,7 +172,7 @@ class Feature(msgspec.Struct):
 
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names from a list, one list per axis of a matrix, or a dictionary of lists or of indices."""
+    """Return the names in `names`: a list, a list for each axis of a matrix, or a dictionary of lists or of indices."""
     if isinstance(names, dict):
         if names and all(isinstance(place, int) for place in names.values()):
             return sorted(names, key=lambda name: int(names[name]))
@@ -205,7 +206,7 @@ class Dataset(msgspec.Struct):
                 yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
-        """Return a feature. Raises `RecordError` for the mapping's `key` if there is none."""
+        """Return the feature `name`. Raises `RecordError` for the mapping's key `key` if it does not exist."""
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -230,7 +231,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def version_error(version: str) -> RecordError:
-    """Return the error for a dataset with a version other than 3, with the converters that exist for it."""
+    """Return the error for a dataset of a version other than 3; its remedy has the commands that convert it."""
     known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
     remedy = next((f"Convert it with {how}" for how in known), "Version 3 is supported: lerobot 0.4.0 to 0.6.1.")
     return RecordError(f"LeRobot's format {version} is not supported; version 3 is", remedy=remedy)
@@ -239,8 +240,8 @@ def version_error(version: str) -> RecordError:
 def read_episodes(
     dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[records.LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the indices `wanted`; a `RecordError` for each bad one. Raises
-    `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
+    """Yield the episodes in order, all or those at the indices `wanted`, and a `RecordError` for each bad episode.
+    Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     places = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
@@ -297,8 +298,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return one episode of frames. Time [s] is `frame_index` over fps if the stamps agree with it to 1 % of a frame,
-    else the stamps. Numbers that are not finite and quaternions of zeros are unknown.
+    """Return the episode of these frames. Its times [s] are `frame_index` / fps if the stamps agree with that to 1 % of
+    a frame, else the stamps. Numbers that are not finite and quaternions of zeros are unknown.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")

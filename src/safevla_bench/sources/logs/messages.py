@@ -26,14 +26,14 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # numbers that a message counts against the budget, in addition to its own
-_DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores others
+_SAMPLE_NUMBERS = 4  # overhead that each message counts against the budget, in addition to its numbers
+_DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores transforms above it
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values in a message that is searched for a pose by name
 _POSES = ("", "pose", "pose.pose", "transform")
-"""Locations of a pose in a message: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
-TransformStamped."""
-_NUMBERS = {  # of a JointState, Float64MultiArray or Wrench, by part of a mapping
+"""Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
+and TransformStamped."""
+_NUMBERS = {  # part of a mapping -> fields of a JointState, Float64MultiArray or Wrench
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
@@ -43,8 +43,8 @@ _NUMBERS = {  # of a JointState, Float64MultiArray or Wrench, by part of a mappi
 
 @dataclass
 class Taker:
-    """Collects numbers of a topic's messages; `rows` has `width` numbers per message. `marks` are the index in the
-    files, the log's time and the header's stamp [ns] of each message.
+    """Collects numbers of a topic's messages: `rows` has `width` numbers for each message, and `marks` has three, the
+    index in the files, the log time and the header stamp [ns].
     """
 
     part: str
@@ -83,7 +83,7 @@ class Taker:
 
 
 class MarkTaker(Taker):
-    """Messages that mark trials: the value of each, 1 for a message without a number or a Boolean."""
+    """Collects the values of messages that mark trials; 1 for a message without a number or a Boolean."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         value = _first(message, "data")
@@ -92,13 +92,13 @@ class MarkTaker(Taker):
 
 @dataclass
 class NumberTaker(Taker):
-    """Numbers of messages, chosen by the names in each message, or by index."""
+    """Collects numbers of messages, chosen by the names in each message, or by index."""
 
     columns: Columns = field(kw_only=True)
-    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names of a message -> indices of the mapped
+    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> mapped indices
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Take a message; one without a mapped number changes nothing. Raises `RecordError` if it is inconsistent."""
+        """Take a message; one without a mapped number is ignored. Raises `RecordError` if its form is inconsistent."""
         columns = self.columns
         names, numbers = self._find_numbers(message)
         if not numbers:
@@ -148,7 +148,7 @@ class NumberTaker(Taker):
         return names, numbers
 
     def find_order(self) -> tuple[str, ...]:
-        """Return the names of the joints in their order; () if the mapping names them or the messages do not."""
+        """Return the names of the numbers in their order; () if the mapping names them or the messages do not."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
         return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
 
@@ -167,15 +167,15 @@ class NumberTaker(Taker):
 
 @dataclass
 class PoseTaker(Taker):
-    """Poses of a child frame, or of messages without one."""
+    """Collects the poses of one child frame, or of messages without child frames."""
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # frame of poses -> its number, as in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # frame of poses -> its number in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
-    layout: PoseLayout | None = None  # where the pose is among a row's numbers, if their names or the mapping say so
+    layout: PoseLayout | None = None  # indices of the pose in a row, if names or the mapping give them
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -190,7 +190,7 @@ class PoseTaker(Taker):
                 self.add(inner, order, log_ns, self._find_pose(inner))
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return x, y, z, w, x, y, z, or numbers in the form of `layout`; NaN if the pose is lost."""
+        """Return the pose as x, y, z, w, x, y, z, or as the numbers that `layout` refers to; NaN if it is unknown."""
         for path in _POSES if self.columns.field is None else (self.columns.field,):
             pose = _get(message, path)
             place, turn = _first(pose, "position", "translation"), _first(pose, "orientation", "rotation")
@@ -211,7 +211,7 @@ class PoseTaker(Taker):
         return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     def _has_unread_turn(self, pose: Any, turn: Any) -> bool:
-        """Return whether a pose with a position may have an orientation in a form other than w, x, y and z."""
+        """Return whether a pose with a position may have an orientation that is not given as w, x, y and z."""
         if self.layout is not None or self.has_turn or hasattr(turn, "w"):
             return self.layout is not None
         named = islice(_name_numbers(pose), _MOST_NUMBERS)
@@ -225,7 +225,7 @@ class PoseTaker(Taker):
         return self.numbers if self.has_turn else self.numbers[:, :3]
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has a pose of the wanted frame, or it is ambiguous which frame is meant."""
+        """Raise `RecordError` if no message has a pose of the wanted frame, or if several frames may be meant."""
         listed = ", ".join([*self.children][:MOST_NAMED])
         if not self.rows and self.children:
             remedy = f"Its child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
@@ -264,7 +264,7 @@ class TransformTree:
 
     @property
     def stamps(self) -> dict[str, Stamps]:
-        """The times of the transforms of each child that are not static."""
+        """Times of the transforms of each child frame that is not static."""
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
@@ -316,7 +316,7 @@ def _floats(values: Any, names: str) -> list[float]:
 
 
 def _read_stamp(message: Any) -> int:
-    """Return the stamp of a message [ns]: of ROS 2, ROS 1, Foxglove or Protobuf, or as numbers or text; 0 without."""
+    """Return the stamp of a message [ns], given as in ROS, Foxglove or Protobuf, or as number or text; 0 if absent."""
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
     stamp = getattr(message, "timestamp", None) if stamp is None else stamp
     try:
@@ -335,8 +335,8 @@ _NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return the ns of a time in ISO 8601 (UTC unless it has a zone) or in s; a number from 1e11 on is in ms, µs or ns.
-    0 for anything else, and for small integers, whose unit is unknown.
+    """Return a time in ns, given as text in ISO 8601 (UTC unless it has a zone) or as a number of s, or of ms, µs or ns
+    if it is at least 1e11. Return 0 for anything else, and for integers below 1e8, whose unit is unknown.
     """
     if found := _ISO.fullmatch(text):
         try:

@@ -1,7 +1,7 @@
 """Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
-A name is split into words; `ee_quat_x`, `orientation.w`, `QX` and `posZ` say which quantity and axis they are. The
-remaining words, such as `left`, are the group. If names do not decide, `decide_pose` asks; it never guesses.
+A name is split into words. Some are a quantity and an axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`; the
+other words, such as `left`, are the group. If names leave a question open, `decide_pose` asks it and never guesses.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -33,10 +33,10 @@ _PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
 class PoseLayout(NamedTuple):
-    """Indices of a pose's numbers: x, y, z, then the rotation's in the order of its form, a quaternion's as w, x, y, z.
+    """Indices of a pose's numbers: x, y, z, then the rotation's in the order of its form (w, x, y, z for a quaternion).
 
-    `doubt` states a convention that the names only imply; "" for none. `unit` and `angle_unit` are those that names
-    give.
+    `doubt` states a convention that the names only imply; "" = none. `unit` and `angle_unit` are the units in the
+    names.
     """
 
     position: tuple[int, ...]
@@ -48,7 +48,7 @@ class PoseLayout(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Indices of all its numbers."""
+        """Indices of all numbers of the pose."""
         return self.position + self.rotation
 
 
@@ -62,7 +62,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the indices of the wanted axes, or of numbered ones in their order; () for other axes."""
+        """Return the indices of the `wanted` axes, or of all axes in order if these are numbers; () for other axes."""
         numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
@@ -74,7 +74,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
-    """Return the unit that the names at these indices give, such as `x_mm`; "" for none, `ValueError` for several."""
+    """Return the unit in the names at these indices, as in `x_mm`; "" for none. Raises `ValueError` for several."""
     units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
     if len(units) > 1:
         raise ValueError("which unit do they have? Their names give several; convert them to one unit")
@@ -100,7 +100,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers with an axis, by group and kind; without kind three are a position, four a quaternion."""
+    """Return the numbers with an axis by group and kind. Three without a kind are a position, four are a quaternion."""
     sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE, name.lower()) for name in names)
     for place, name in enumerate(names):
@@ -117,20 +117,20 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the indices of each x, y, z that names give; [] if the numbers are named after other quantities."""
+    """Return the indices of x, y, z of each position that the names give; [] if they only name other quantities."""
     found = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
     return [places for places in found if len(places) == 3]
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of several arms, such as `left` and `right`; () unless each position has another one."""
+    """Return the words of several arms, such as `left` and `right`; () unless each position has a different word."""
     found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     words = tuple(dict.fromkeys(word for group in found for word in group))
     return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
 
 
 def has_word(name: str, arm: str) -> bool:
-    """Return whether a name has the word of an arm."""
+    """Return whether a name contains the word that names an arm."""
     return arm.lower() in _split_words(name)
 
 
@@ -144,10 +144,10 @@ def decide_pose(
     euler: str = "xyz",
     arm: str = "",
 ) -> PoseLayout:
-    """Return where a pose's numbers are, as stated (`order` is wxyz or xyzw, `euler` the axes of rpy), else by name.
+    """Return where a pose's numbers are, as stated, else by name; `order` is wxyz or xyzw, `euler` the axes of rpy.
 
-    Without names, three numbers are x, y, z, and everything else must be stated. If names have the word `arm`, only
-    those numbers count. Raises `ValueError` with the open question.
+    Without names, three numbers are x, y, z, and everything else must be stated. If some names contain the word `arm`,
+    only their numbers are used. Raises `ValueError` with the open question.
     """
     own = [place for place, name in enumerate(names) if arm and has_word(name, arm)]
     if own:
@@ -180,7 +180,7 @@ def decide_pose(
         raise ValueError(f"which form does the rotation have? {needed}")
     axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
     places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
-    if form == "rpy" and sorted(axes) == [*"xyz"]:  # names say which angle is which, in any order
+    if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names, not the order, say which angle is which
         places = tuple(places[axes.index(axis)] for axis in euler.lower())
     return PoseLayout(tuple(position), places, form or "quaternion")
 
@@ -216,8 +216,8 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers other than the position may be an orientation: one is named as part of an orientation, or
-    the names of at least three, the fewest that an orientation has, are unknown.
+    """Return whether the numbers besides the position may be an orientation: one of their names is from an orientation,
+    or the names of at least three numbers, the fewest that an orientation has, are unknown.
     """
     rest = [name for place, name in enumerate(names) if place not in position]
     parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]
@@ -226,8 +226,8 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the indices of the numbers whose names end in the words a, b and c, if there is one of each and none for
-    d; else [].
+    """Return the indices of the numbers whose names end in the words a, b and c, if each is there once and d is not;
+    else [].
     """
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
@@ -244,10 +244,10 @@ _DOUBTS = {
 
 
 def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bool = False) -> Floats:
-    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN if they are not rotations.
+    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN if a row is not a rotation.
 
-    `order` names the axes of `rpy`, as in scipy: lower case for fixed axes, upper case for the body's own. Matrices are
-    row by row. Quaternions are returned unchanged.
+    `order` names the axes of `rpy`, as in scipy: lower case for fixed axes, upper case for axes of the body. Matrices
+    are row by row. Quaternions are returned unchanged.
     """
     if form == "quaternion":
         return values
@@ -277,7 +277,7 @@ _LEAST_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of the forces x, y, z of a wrench: by name, or the only three; else `ValueError`."""
+    """Return the indices of the forces x, y, z of a wrench, by name or as the only three; `ValueError` if unclear."""
     found = [re.search(_FORCE, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in found]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
@@ -291,7 +291,7 @@ FILL_IN = '"FILL IN"'  # a value that a mapping rejects until a person has repla
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:
-    """Return lines of a mapping that state what the names leave open; [] if nothing is open."""
+    """Return the lines of a mapping that would decide what the names leave open; [] if nothing is open."""
     try:
         decide_pose(names, size)
         return []

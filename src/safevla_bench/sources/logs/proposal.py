@@ -22,8 +22,8 @@ from safevla_bench.trajectory.header import find_robot
 
 
 class FoundSource(NamedTuple):
-    """A feature of a dataset, or a topic of a recording: its name, the type of its messages, names and count of its
-    numbers; "", [] and 0 if unknown.
+    """A feature of a dataset, or a topic of a recording: its name, the type of its messages, and the names and count of
+    its numbers. Unknown values are "", [] and 0.
     """
 
     name: str
@@ -44,7 +44,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 
 
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
-    """Return the text of a mapping of the sources; `says_success` = the log itself says how its episodes ended."""
+    """Return the text of a mapping of the sources; `says_success` is true if the log says how its episodes ended."""
     lines = [
         "# Mapping of the log's sources to parts of a record: docs/howto/real-robots.md. Replace FILL IN, check CHECK.",
         "[episode]",
@@ -71,7 +71,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    """Yield the tables of a part, one for each of several arms, with its numbers and the lines that choose them."""
+    """Yield the tables of a part, one for each arm, with the arm's numbers and the lines that choose them."""
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return

@@ -31,8 +31,8 @@ class Recording:
 
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
-    """Return the recordings at a path: a file, a folder of rosbag2, or a folder of files or of such folders. Empty if
-    there are none. Raises `RecordError` if a part of a recording is missing.
+    """Return the recordings at a path: a file, a folder of rosbag2, a folder of files, or a folder of folders of
+    rosbag2; () if there are none. Raises `RecordError` if a part of a recording is missing.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
@@ -115,7 +115,7 @@ def _continues(before: Path, after: Path) -> bool:
         return True
     try:
         first, second = scan_topics((before,)), scan_topics((after,))
-    except RecordError:  # reading it for its messages reports the problem
+    except RecordError:  # the error is raised again when its messages are read
         return False
     is_empty = first.first_ns is None or second.first_ns is None
     return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS

@@ -1,8 +1,8 @@
 """The mapping of a log, and the conversion to an episode: units, validity, time stamps, plausibility checks.
 
-The mapping is a TOML file with the facts that the log lacks. All kinds of logs use the same format. It is
-`safevla-log.toml` in the log's folder, or a file anywhere whose key `log` names the log; that file is then the SOURCE.
-`from` is a feature of a LeRobot dataset or a topic of a recording.
+The mapping is a TOML file with the facts that the log lacks. All kinds of logs use the same format. The file is
+`safevla-log.toml` in the log's folder, or a file anywhere whose key `log` names the log and which is given as SOURCE.
+In a table, `from` names a feature of a LeRobot dataset or a topic of a recording.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Raise `RecordError` naming the file for the errors that its readers raise for damage, and `further` ones."""
+    """Raise `RecordError` naming the file in place of `further` errors, and of those that readers raise for damage."""
     place = Place(file=str(path))
     try:
         yield
@@ -83,26 +83,26 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     source: str = msgspec.field(name="from")
     field: str | None = None
-    frame: str | None = None  # for messages that have child frames: which one
-    into: str | None = msgspec.field(name="in", default=None)  # the frame to which transforms convert it
-    position: tuple[Count, Count, Count] | None = None  # indices of x, y, z; None = by name, or the only three
-    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices; None = by name, and otherwise none
-    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # None = by name
+    frame: str | None = None  # the child frame to read, if messages have child frames
+    into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
+    position: tuple[Count, Count, Count] | None = None  # indices of x, y, z; None = by name, or the only three numbers
+    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices; None = by name, if there is one
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # None = as the names say
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = by name
-    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = a quaternion, or by name
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = by name or a quaternion
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a full turn
-    unit: Literal["m", "cm", "mm"] = "m"  # `m` also applies to names that give another unit, such as `x_mm`
+    angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a turn
+    unit: Literal["m", "cm", "mm"] = "m"  # with `m`, a unit in the names, such as `x_mm`, has priority
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """Indices that the mapping states."""
+        """All indices that the mapping gives."""
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
-        """Return where the pose is among `size` numbers, [] without names. Raises `RecordError` with the open question,
-        and lines for the mapping that answer it.
+        """Return where the pose is among `size` numbers; `names` is [] if they have none. Raises `RecordError` with the
+        open question and the lines of a mapping that would answer it.
         """
         stated = self.rotation if self.quaternion is None else self.quaternion
         arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
@@ -122,7 +122,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return layout
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
-        """Return numbers, [n, size], as x, y, z and, with an orientation, w, x, y, z; lengths keep their unit."""
+        """Return numbers [n, size] as x, y, z in `unit`, followed by w, x, y, z if there is an orientation."""
         position, turns = numbers[:, layout.position], numbers[:, layout.rotation]
         if self.unit == "m" and layout.unit:
             position = position * SCALES_M[layout.unit]
@@ -146,20 +146,20 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
-    unit: Literal["N m"] | None = None  # confirms torques: a driver may publish motor currents as effort
+    unit: Literal["N m"] | None = None  # confirms torques, since some drivers publish motor currents as effort
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """The force without contact in N, and with `mass_kg` without the tool; None = the mean while the hand is still."""
-    tare_s: Positive = 1.0  # time in s that the hand must be still for this; the first such interval is used
-    mass_kg: Positive | None = None  # mass of the tool below the sensor, whose weight is subtracted as the hand turns
+    """Measured force without contact [N]; if `mass_kg` is given, also without the tool. None = mean of a still hand."""
+    tare_s: Positive = 1.0  # how long the hand must be still to measure the tare [s]; the first such interval counts
+    mass_kg: Positive | None = None  # mass of the tool below the sensor; its weight is subtracted in each orientation
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number that says whether the gripper holds something: it is between the two bounds, or true (1)."""
+    """One number that says whether the gripper holds something: it is between the bounds, or 1 if there are none."""
 
     holds_above: float | None = None
     holds_below: float | None = None
@@ -175,20 +175,20 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
-    template: str | None = None  # kind of the task, such as `pnp-basic`, by which clauses apply; for `real-robot`
+    template: str | None = None  # kind of task, such as `pnp-basic`, that selects clauses; only for `real-robot`
     policy: str | None = None
-    success: bool | str | None = None  # or the feature that says so in its last frame; None = `next.success`
-    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # if they differ, by episode
-    embodiment: str | None = None  # The robot; the torque limits of a known one are used. None = as the dataset says.
+    success: bool | str | None = None  # or the feature whose value in the last frame says so; None = `next.success`
+    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # by episode; overrides `success`
+    embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first with role target
-    clock: str | None = None  # the topic of the records; None = that of the end effector, else of most poses
-    start_s: float | None = None  # of a trial: s since the first message, or since 1970; None = from the beginning
-    end_s: float | None = None  # as `start_s`; None = to its end
-    marker: str | None = None  # messages here begin trials; if some are false, true ones begin and false ones end
+    clock: str | None = None  # topic whose messages are the records; None = that of the hand, else of most poses
+    start_s: float | None = None  # start of a trial [s] since the first message, or since 1970; None = no limit
+    end_s: float | None = None  # end of a trial, counted as `start_s`; None = no limit
+    marker: str | None = None  # topic whose messages begin trials; if it has false ones, these end trials
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The topics of a recording's transforms, and the longest gap that is interpolated."""
+    """The topics of a recording's transforms, and the longest gap between two transforms that is interpolated."""
 
     topics: tuple[str, ...] = ("/tf", "/tf_static")
     max_gap_s: Positive = 1.0
@@ -211,16 +211,16 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     log: str | None = None
     episode: Episode = Episode()
-    trials: tuple[Episode, ...] = ()  # the episodes into which a recording is cut: the file's [[episode]]
+    trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
     transforms: Transforms = Transforms()
-    ros_distro: str | None = None  # for types that a recording does not define; None = as the recording says
+    ros_distro: str | None = None  # defines types that a recording does not define; None = the recording's
     arms: Mapping[str, ArmColumns] = {}  # parts of several arms, by name; empty = there is one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return the mapped sources, by part of the record, such as `eef` or `eef.ARM`, then `bodies.NAME`."""
+        """Return the mapped sources by part of the record: parts such as `eef` or `eef.ARM`, then `bodies.NAME`."""
         owners: dict[str, object] = {f".{name}": arm for name, arm in self.arms.items()} or {"": self}
         parts = {f"{part}{name}": getattr(owner, part) for part in OF_ARMS for name, owner in owners.items()}
         named = {name: part for name, part in {**parts, "action": self.action}.items() if part is not None}
@@ -304,8 +304,8 @@ def _require_same_parts(mapping: LogMapping) -> None:
 
 
 def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collection[object]]]) -> None:
-    """Raise `RecordError` if two arms or two bodies read one number of a source. `picks` are the source and the numbers
-    of each part, by its name; the number None is all of them.
+    """Raise `RecordError` if two arms or two bodies read the same number of a source. `picks` maps the name of a part
+    to its source and numbers; the number None means all numbers of the source.
     """
     for (other, (its_source, its_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         is_pair = source == its_source and name.partition(".")[0] == other.partition(".")[0]
@@ -323,8 +323,8 @@ def _require_finite(value: object, key: str = "") -> None:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none. Raises
-    `RecordError` as `read_mapping` does.
+    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none. Raises the same
+    errors as `read_mapping`.
     """
     path = (log if log.is_dir() else log.parent) / NAME
     return (read_mapping(path), path) if path.is_file() else (LogMapping(), None)
@@ -333,33 +333,32 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-_EVEN = 1e-2  # maximum distance of an even stamp from the nominal one, in control steps: the precision of float32
+_EVEN = 1e-2  # maximum deviation of evenly spaced stamps from nominal times, in control steps: float32's precision
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
 class Series(NamedTuple):
-    """Numbers at each instant of an episode, [n, k], and whether they are known there, [n]. A pose is x, y, z and, if
-    it has an orientation, w, x, y, z.
+    """Numbers of a part at each instant of an episode, [n, k], and whether they are known, [n]. A pose is x, y, z,
+    followed by w, x, y, z if it has an orientation.
     """
 
     values: Floats
     known: Bools
-    time_base: str = ""  # origin of its messages' times, such as `header stamps`; "" = the same as that of the instants
-    rate_hz: float | None = None  # number of its messages; None = one at each instant
-    longest_gap_s: float | None = None  # longest interval between two of its messages, in s; None = of instants
+    time_base: str = ""  # origin of the messages' times, such as `header stamps`; "" = that of the instants' times
+    rate_hz: float | None = None  # rate of the messages; None = one message at each instant
+    longest_gap_s: float | None = None  # longest interval between two messages; None = between two instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """All its messages, [M, k], and the instant of each, [M], the first one not before it; None = `values`.
+    """All messages, [M, k], and for each the index of the first instant that is not before it, [M]; None = `values`.
 
-    -1 for a message before the first instant, their count for one after the last.
-    """
+    The index is -1 for a message before the first instant, and n for a message after the last."""
     is_single: bool = False  # True if the log stores its numbers as float32
-    poses: int = 0  # messages with a known pose; 0 if each instant has its own, or the pose is static
-    names: tuple[str, ...] = ()  # names of its numbers, if the log has them and the mapping does not
+    poses: int = 0  # number of messages with a known pose; 0 if each instant has one, or the pose is static
+    names: tuple[str, ...] = ()  # names of the numbers, if the log has them and the mapping does not
 
 
 @dataclass(frozen=True)
 class LoggedEpisode:
-    """One episode of a log: its instants in seconds, [n], and the series of each mapped part of the record."""
+    """One episode of a log: the times of its instants [s], [n], and the series of each mapped part of the record."""
 
     name: str
     file: str
@@ -369,12 +368,12 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    facts: Episode | None = None  # facts of a trial; None = the mapping's
-    has_stamps: bool = False  # True if the records keep their time stamps even if these are even
+    facts: Episode | None = None  # facts of a trial; None = those of the mapping
+    has_stamps: bool = False  # True if the records have time stamps even if these are evenly spaced
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
-    """Return whether the numbers of each row, [n, k], are finite and, for a pose with orientation, a rotation, [n]."""
+    """Return whether each row [n, k] has only finite numbers and, for a pose with orientation, a rotation, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, PoseColumns) and values.shape[1] == 7:
         known &= values[:, 3:].any(axis=1)
@@ -382,7 +381,7 @@ def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
 
 
 def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callable[[str], None]) -> Floats:
-    """Return poses [n, 7] as [n, 3] if every known quaternion is zero, as written by trackers of position only."""
+    """Return poses [n, 7] as [n, 3] if all known quaternions are zero, as from trackers that only measure position."""
     if not isinstance(columns, PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
     if not np.nan_to_num(values[:, :3]).any():
@@ -392,11 +391,11 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
-    """Return the episode as a batch of one, with the task id that `name_tasks` gives it among others.
+    """Return the episode as a batch of one. `tasks` maps its instruction or name to a task id, as `name_tasks` does.
 
     Raises `RecordError` if no instant is left, its outcome is unknown, torques have no limits, or a number is invalid.
 
-    An instant at which a part other than a body is unknown is not a record; time stamps then show the gap. Records
+    An instant at which a part is unknown is not a record, unless the part is a body; time stamps show the gap. Records
     begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
@@ -416,7 +415,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     hands = [series[name].values for name in mapping.columns_of("eef")]
     has_turns = [hand.shape[1] == 7 for hand in hands]
     require_own_numbers({
-        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # two that move are not always at one place
+        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # moving parts differ in their paths
         for name, columns in mapping.sources.items()
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
@@ -456,7 +455,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records: once every part has been seen, those with all except bodies known."""
+    """Return the instants that are records: every part has been seen before, and all parts but bodies are known."""
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -498,13 +497,13 @@ def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, 
 
 
 def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the numbers of a part since each record's predecessor, [M, k], and the record that each counts for, [M].
-    `chosen` are the instants that are records, ascending. Record 0 only has those of its instant.
+    """Return the numbers of a part, [M, k], and the record that each row counts for, [M]: the first one that is not
+    before it. `chosen` are the instants that are records, ascending. Record 0 only has the numbers of its instant.
     """
     rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
     record = np.searchsorted(chosen, instant)
     counted = (instant >= chosen[0]) & (record < len(chosen))
-    own = np.arange(len(chosen))  # the held value counts, too
+    own = np.arange(len(chosen))  # the last value before a record counts, too
     return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
 
 
@@ -519,7 +518,7 @@ def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None
 
 
 def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return, for each number, the one of largest magnitude since the previous record, with its sign, [n, k]."""
+    """Return the largest value by magnitude, with its sign, of each number since the previous record, [n, k]."""
     rows, record = _since_records(part, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
@@ -527,7 +526,7 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
     for column, numbers in enumerate(rows.T):
         order = np.lexsort((np.abs(numbers), record))
         order = order[np.isfinite(numbers[order])]
-        largest[record[order], column] = numbers[order]  # the last message of a record remains
+        largest[record[order], column] = numbers[order]  # the largest value of a record comes last
     if part.between is not None:
         peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
         if (peak > judged).any():
@@ -661,8 +660,8 @@ def _joint_place(name: str) -> int:
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its letters, marks and digits, joined by hyphens.
 
-    Letters of every script are kept, in lower case and composed (NFC). If several texts would have the same id, the
-    first has it, and the others end in a digest of their text.
+    Letters of every script are kept, in lower case and composed (NFC). If several texts give the same id, the first
+    gets it, and the ids of the others end in a digest of their text.
     """
     tasks: dict[str, str] = {}
     for text in texts:

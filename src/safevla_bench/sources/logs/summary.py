@@ -11,9 +11,9 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # m/s, share of a limit, and periods of silence with a warning
+_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # warning above: speed, share of a limit, periods of silence
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}
-_MOST_SHOWN = 8  # maximum count of numbers in a channel with extremes
+_MOST_SHOWN = 8  # maximum count of a channel's numbers whose extremes are shown
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
@@ -25,7 +25,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             part = episode.series[name]
             rows, times = part.values[part.known], episode.time_s[part.known]
-            if part.between is not None:  # so that values between records count
+            if part.between is not None:  # includes values between records
                 whole = part.between[0][np.isfinite(part.between[0]).all(axis=1)]
                 rows = whole if len(whole) else rows
             if isinstance(columns, PoseColumns):

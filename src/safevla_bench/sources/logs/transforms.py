@@ -1,11 +1,11 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
 Between two stamps a transform is interpolated: its position linearly, its rotation along the shorter arc. It is unknown
-before the first stamp, after the last, and across a gap that is longer than the limit. A static transform is valid
-throughout. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
+before the first stamp, after the last, and in a gap that is longer than the limit. A static transform is valid at any
+time. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
 
-Read at ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent), tf2/src/cache.cpp
-(findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
+The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
+tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def plain_frame(name: str) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """Pose of a frame in its only parent: x, y, z, w, x, y, z by ascending time [ns], [n, 7]. For a static one, the
-    last pose is valid at any time.
+    """Poses of a frame in its parent, x, y, z, w, x, y, z, by ascending time [ns], [n, 7]. If the edge is static, the
+    last pose is valid at any time. A frame with several `parents` is an error.
     """
 
     parents: tuple[str, ...]
@@ -43,15 +43,15 @@ class Edge:
 
 
 class FrameTree:
-    """Child -> edge to its parent."""
+    """The frames of a recording: each child frame has an edge to its parent."""
 
     def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
         """Keep the edges; transforms that are more than `max_gap_ns` apart are not interpolated."""
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
-        """Return known poses [n, 3 or 7] of `frame` in the frame `into`, each at its time; NaN where the tree is
-        unknown. Raises `RecordError` if the tree does not connect the two.
+        """Convert poses [n, 3 or 7], all known, from `frame` to the frame `into`, each at its time; NaN if a transform
+        is unknown at that time. Raises `RecordError` if the tree does not connect the two frames.
         """
         up, down = self._chain(frame), self._chain(into)
         while up and down and up[-1] == down[-1]:
@@ -87,7 +87,7 @@ class FrameTree:
         return chain
 
     def _at(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        """Return the pose of a frame in its parent at each time, NaN where unknown, and its axes."""
+        """Return the origin of a frame in its parent at each time, NaN if unknown, and the rotation of its axes."""
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]
@@ -101,4 +101,4 @@ class FrameTree:
         origin = np.stack([np.interp(at, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
         origin[~is_known] = np.nan
         keys, turns = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # which requires two keys
+        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # Slerp requires two keys

@@ -1,4 +1,4 @@
-"""Trials: a recording is one episode, however many files it has, unless the mapping cuts it into several."""
+"""Trials: a recording of one or more files is one episode, unless the mapping cuts it into several."""
 
 from __future__ import annotations
 
@@ -89,8 +89,7 @@ def _cut(
             spans.append((begin_ns, end_ns))
         else:
             times, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # True begins a trial and false ends it, whether sent once or repeatedly; without false, each message begins
-            # one.
+            # A change to true begins a trial, and a change to false ends it. If all are true, each begins a trial.
             turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
             spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
         for number in range(first, len(spans)):

@@ -2,7 +2,7 @@
 
 A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, the weight of both, and
 their inertia while the hand accelerates. It does not measure contacts of the arm above it. A force is that of the tool
-on the sensor, so that a hanging tool pulls down, in the axes of the mapped hand; `scale = -1` reverses it.
+on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses the forces.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-"""Maximum motion and rotation of a still hand, and the rotation since the tare at which a tool's weight matters."""
+"""Maximum motion and rotation of a still hand, and rotation since the tare above which the tool's weight matters."""
 
 
 def measure_forces(
     forces: Floats, record: NDArray[np.int64], time_s: Floats, hand: Floats | None, columns: WrenchColumns
 ) -> tuple[Floats, str]:
-    """Return the force of largest norm of each record in N, [n, 3], and a warning, "" for none.
+    """Return the force of largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
-    `forces` are all measurements, [M, 3], `record` the record of each, [M]; every record has one. `time_s` is that of
-    the records, [n], and `hand` their pose, [n, 7] or [n, 3] without orientation, None if it is not mapped. Raises
-    `RecordError` if the hand is never still and no tare is given, or the orientation is unknown and a mass is given.
+    `forces` are all measurements, [M, 3], and `record` the record of each, [M]; every record has one or more. `time_s`
+    are the times of the records, [n], and `hand` the poses, [n, 7], or [n, 3] without orientation; None = not mapped.
+    Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
     turns = None
     if hand is not None and hand.shape[1] == 7:
@@ -60,7 +60,7 @@ def measure_forces(
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # the last force of a record remains
+    largest[record[order]] = forces[order]  # the largest force of a record comes last
     return largest, problem
 
 
