@@ -102,9 +102,9 @@ def episode_name(frames: pa.Table) -> str:
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], nested lists row by row; NaN for a frame without numbers. If no frame has
-    any, k is `size`. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is
-    too big.
+    """Return a feature's numbers, [n, k], nested lists row by row; NaN if a frame has none. If no frame has any, k is
+    `size`. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too
+    large.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()

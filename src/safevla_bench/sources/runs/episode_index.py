@@ -1,6 +1,6 @@
-"""The index of the episodes of sources: one scan builds it, and then any of the episodes can be read again.
+"""The index of the episodes of sources. One scan builds the index; then each episode can be read again.
 
-Archives of any size are judged in the memory of a few episodes.
+Archives of any size are judged with memory for only a few episodes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # read before they are judged: some tens of megabytes
-KEPT_BYTES = 1 << 26  # valid episodes up to this size are kept in memory; more are read again from the files
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # size of a batch to judge: some tens of megabytes
+KEPT_BYTES = 1 << 26  # the valid episodes are kept in memory up to this total size, else read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -40,7 +40,7 @@ class EpisodeNote(NamedTuple):
     is_privileged: bool  # true if the policy saw privileged state
     earlier_resets: int | None  # resets since the environment was seeded, on which the poses of fixtures depend
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
-    start_marks: tuple[str, ...]  # header fields that mark a start that is not the suite's
+    start_marks: tuple[str, ...]  # header fields that mark a start which is not the suite's
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int
     place: int  # index among all episodes of its source, including invalid ones
@@ -53,7 +53,7 @@ class EpisodeIndex:
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
-    lost: tuple[AbsentEpisode, ...]  # whose record was lost in a damaged file, if a run's table names them
+    lost: tuple[AbsentEpisode, ...]  # episodes whose record was lost in a damaged file, if a run's table names them
     kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they are few
 
     def __len__(self) -> int:
@@ -75,22 +75,22 @@ class EpisodeIndex:
 
     @cached_property
     def stamps_s(self) -> Stamps:
-        """Times of the episodes whose records have stamps."""
+        """Episode -> times of its records, for the episodes with time stamps."""
         return {k: note.stamps_s for k, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw state which no real robot has, each once; None is a policy without a name."""
+        """The policies that saw state which a real robot cannot measure, each once; None = a policy without a name."""
         return tuple(dict.fromkeys(note.header.policy for note in self.notes if note.is_privileged))
 
     @property
     def left_out(self) -> LeftOut:
-        """The counts of the episodes that are not in the index, because they are invalid, lost or missing."""
+        """Counts of the episodes that are not in the index, because they are invalid, lost or missing."""
         return LeftOut.from_problems(self.problems, self.sources)
 
     @property
     def absent(self) -> list[AbsentEpisode]:
-        """The planned episodes that crashed and have no record, of all sources; those with a lost record are `lost`."""
+        """Planned episodes of all sources that crashed or are missing; those with a lost record are in `lost`."""
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
@@ -98,8 +98,8 @@ class EpisodeIndex:
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` for all problems, unless `skip_invalid`; `RunError` for an episode in two sources. An
-        episode that occurs twice in one source is one of the problems.
+        """Raise `CollectedError` for all problems, unless `skip_invalid`, and `RunError` for an episode that two
+        sources have. An episode that one source has twice is one of the problems.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
@@ -117,8 +117,8 @@ class EpisodeIndex:
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all valid episodes in batches, in order, each batch of one source. Those at the indices `wanted` are
-        appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer or more of them than
+        """Yield all valid episodes in batches, in order, each batch of one source. Episodes at the indices `wanted` are
+        appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer or more episodes than
         at the scan.
         """
         wanted = frozenset(wanted)
@@ -135,7 +135,7 @@ class EpisodeIndex:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
-        """Return all valid episodes as one batch; None if there are none. Raises as `read_chunks` does."""
+        """Return all valid episodes as one batch; None if there are none. Raises the same errors as `read_chunks`."""
         batches = list(self.read_chunks())
         return concatenate_batches(batches) if batches else None
 
@@ -143,8 +143,8 @@ class EpisodeIndex:
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
-        """Return the episodes at these indices, in the order given; None for no indices. Only these are decoded. Raises
-        `RunError` if a source no longer has one of them at its location.
+        """Return the episodes at these indices, in the order given; None for no indices. Only these episodes are
+        decoded. Raises `RunError` if a source no longer has one of them at its location.
         """
         chosen = [self.notes[int(k)] for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
@@ -154,20 +154,20 @@ class EpisodeIndex:
         return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
 
     def read_episode(self, index: int) -> Batch:
-        """Return the episode at an index; raises as `read_episodes` does."""
+        """Return the episode at an index. Raises the same errors as `read_episodes`."""
         episode = self.read_episodes([index])
         assert episode is not None
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order: those at `indices` with their records, others with only header and length."""
+        """Return all episodes in order: with their records at `indices`, and with only header and length elsewhere."""
         chosen = sorted(set(indices))
         full = self.read_episodes(chosen)
         batch = self.append_headers([] if full is None else [full], chosen)
         return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of the batches, those at `indices`, then all others with only header and length."""
+        """Return the episodes of the batches, which are at `indices`, then all others with only header and length."""
         rest = self._others(indices)
         return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
@@ -175,15 +175,15 @@ class EpisodeIndex:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return the index of the episodes at `indices`, in the order of all, as if the sources had no others. Indices
-        out of range are ignored. Problems and lost episodes stay.
+        """Return an index of only the episodes at `indices`, in unchanged order, as if the sources had no others.
+        Indices out of range are ignored. Problems and lost episodes stay.
         """
         wanted = set(indices)
         return replace(self, notes=tuple(note for k, note in enumerate(self.notes) if k in wanted))
 
 
 class Scan:
-    """One pass over sources that yields their episodes, some at a time, and then has their index."""
+    """One pass over sources: iteration yields their episodes, some at a time, and `index` then returns their index."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
@@ -245,7 +245,7 @@ class Scan:
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged]
 
     def _share_values(self, header: Header) -> Header:
-        """Return the header with values that are stored once for all episodes that have the same."""
+        """Return the header, with values that are stored only once for all episodes that have equal ones."""
         own = {name: getattr(header, name) for name in _SHARED}
         keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in own.items()}
         return replace_fields(header, **{n: self._shared.setdefault((n, keys[n]), value) for n, value in own.items()})
@@ -263,7 +263,7 @@ def scan(paths: Sequence[Path]) -> EpisodeIndex:
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
-    """Read the sources once and return their valid episodes as one batch, None if there are none, with the index."""
+    """Read the sources once; return their valid episodes as one batch, None if there are none, and the index."""
     with limit_memory(", ".join(map(str, paths))):
         reading = Scan(paths)
         batches = list(reading)
@@ -271,7 +271,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
 
 
 def open_archive(path: str | Path) -> Batch:
-    """Return all episodes of one archive file, run folder or log as one batch. Raises `RunError` for what has none,
+    """Return all episodes of one archive file, run folder or log as one batch. Raises `RunError` if there are none,
     `RecordError` or `CollectedError` for bad episodes.
     """
     place = Path(path)
@@ -285,7 +285,7 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in batches of at least `CHUNK_RECORDS` records or `CHUNK_BYTES`, except for the last."""
+    """Yield the same episodes in batches of at least `CHUNK_RECORDS` records or `CHUNK_BYTES`, except the last."""
     gathered: list[Batch] = []
     total_bytes = 0
     for batch in batches:
@@ -298,7 +298,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-MAX_NOTES_BYTES = 1 << 30  # of the facts kept about all episodes, about 250,000, and of errors; or the files' size
+MAX_NOTES_BYTES = 1 << 30  # limit on facts kept about episodes (some 250,000) and errors, unless the files are larger
 _SHARED = (
     "versions",
     "geometry",

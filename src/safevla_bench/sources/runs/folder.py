@@ -1,4 +1,4 @@
-"""The files of a run folder by name, the tables and documents in them, and the index of its pictures."""
+"""The names of the files in a run folder, the tables and documents among them, and the index of its pictures."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-SCORES_VERSION = 2  # of scores.json and scores.parquet; files without one have version 1, with texts as reasons
+SCORES_VERSION = 2  # of scores.json and scores.parquet; files without a version have 1, with texts as reasons
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
-DECISION = "decision"  # the key of run.json for the result of a stopping rule, and after how many episodes
+DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes until then
 BY_CHANCE = (
     "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
 )
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
-"""The file with everything that summaries are computed from, which `safevla score --combine` reads."""
+"""The file with everything that summaries are computed from; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
-EXPERIMENTS = "experiments"  # the folder in a run folder for judgements by other rules, which are not its own
+EXPERIMENTS = "experiments"  # folder in a run folder: judgements by rules that are not the run's
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + (
@@ -58,13 +58,13 @@ EXPORTS = frozenset(
         EXPERIMENTS,
     )
 )
-"""Files that commands write into a run folder if it is their only source, besides its own judgement and pictures."""
+"""Files that commands write into a run folder if it is their only source, in addition to its judgement and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files under archive/ directly."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of an episode in a table; the policy may be unknown."""
+    """The names that identify an episode in a table; the policy may be unknown."""
 
     episode_id: str
     benchmark: str
@@ -73,7 +73,7 @@ class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
-    """A planned episode without a record: it crashed, and why."""
+    """A planned episode without a record; `outcome` and `reason` say why, for example that it crashed."""
 
     outcome: str
     reason: str | None = None
@@ -86,23 +86,23 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
     @classmethod
     def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
-        """Return the episode with the fields of a row of a table, or of a header, and these values."""
+        """Return the episode with the fields of `row`, a row of a table or a header; `values` override these."""
         return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Wall-clock milliseconds of a policy's calls in one episode, of its inferences if it returns several actions at a
-    time. Kept apart from results, since it varies between runs.
+    """Wall-clock times [ms] of a policy's calls in one episode; if it returns several actions at a time, only of calls
+    with an inference. Kept apart from results, since they vary between runs.
     """
 
     calls: int
     p50_ms: float
     p95_ms: float
-    waiting_p50_ms: float | None = None  # median of the calls without the model's own time, if the server names it
+    waiting_p50_ms: float | None = None  # median without the model's own time, if the server states that
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Repeated requests to a server, and how many of them had another answer than the first request."""
+    """Number of repeated requests to a server, and of those whose answer differed from that to the first request."""
 
     asked: int
     other: int
@@ -122,11 +122,11 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that vary between runs, under `volatile` of run.json; results do not depend on them."""
+    """Facts that vary between repetitions of a run, under `volatile` of run.json. Results do not depend on them."""
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
     ran_on: Mapping[str, str] = {}  # episode -> node and process
-    policies_say: Sequence[PolicyGreeting] = ()  # about themselves, in the order of their first episodes
+    policies_say: Sequence[PolicyGreeting] = ()  # what policies state about themselves, by first episode
     repeated_answers: Mapping[
         str, Repeats
     ] = {}  # policy -> result of repeated requests to its server after the run's last episode
@@ -151,7 +151,7 @@ _EPISODES_SCHEMA = pa.schema(
 
 @contextmanager
 def readable(path: Path, remedy: str) -> Iterator[None]:
-    """Raise `RunError` naming a run's file for the errors that its readers raise for damage."""
+    """Raise a `RunError` that names a run's file in place of the errors that its readers raise for damage."""
     try:
         with limit_memory(path):
             yield
@@ -168,7 +168,7 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digests of a complete run: of its archive's parts, `archive/NAME`, and of the other files."""
+    """The digests of a complete run: of the parts of its archive, `archive/NAME`, and of its other files."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]
@@ -183,10 +183,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file; for a run folder, that of its parts' names and digests in its manifest,
-    which is the output of `sha256sum archive/part-* | sha256sum` in the folder, and of `sha256sum raw/[0-9]* |
-    sha256sum` for raw episodes. None for a missing path, and for a folder with neither a readable manifest nor raw
-    episodes.
+    """Return the sha256 of an archive file. For a run folder, return that of its parts' digests and names in the
+    manifest, as printed by `sha256sum archive/part-* | sha256sum` in the folder; for raw episodes, what `sha256sum
+    raw/[0-9]* | sha256sum` prints. Return None for a missing path, and for a folder with neither a readable manifest
+    nor raw episodes.
     """
     if path.is_file():
         return sha256_of(path)
@@ -202,7 +202,7 @@ def archive_digest(path: Path) -> str | None:
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host in run.json, None without one, and its arguments. Raises as `read_description` does."""
+    """Return the host in run.json, None if absent, and its arguments. Raises the errors of `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     named = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -219,7 +219,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
-    """Return whether a run.json is that of a user's script with the recorder, which alone can continue the run."""
+    """Return whether a run.json is from a user's script with the recorder; only that script can continue the run."""
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
@@ -238,16 +238,16 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def recorded_code(description: Mapping[str, object]) -> list[str]:
-    """Return the code that recorded a run's episodes, each distinct text of `safevla_recorder.identity.describe_code`;
-    `unknown` for episodes whose code is not recorded, as in runs of earlier versions.
+    """Return the code that recorded a run's episodes: each distinct text of `safevla_recorder.identity.describe_code`;
+    `unknown` if the code was not recorded, as in runs of earlier versions.
     """
     codes = description.get("code")
     return [str(code) for code in codes] if isinstance(codes, list) and codes else [UNKNOWN]
 
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
-    """Raise `RunError` for a place whose code differs from that of the others, unless it `is_allowed`; that, and code
-    that is unknown and so cannot be compared, is logged.
+    """Raise `RunError` for `place` if its code differs from that of the others, unless the difference `is_allowed`.
+    Logs an allowed difference, and unknown code, which cannot be compared.
     """
     both = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
@@ -268,7 +268,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the table of all planned episodes, in plan order, () if missing. Raises `RunError` if it is damaged."""
+    """Return the row of each planned episode, in plan order; [] without a table. Raises `RunError` if damaged."""
     path = folder / EPISODES
     with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
@@ -295,7 +295,7 @@ def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
-        if len(table):  # among several files, `datasets` reads one without rows only if it has no group of rows
+        if len(table):  # Hugging Face's `datasets` reads a file without rows only if it has no row group
             writer.write_table(table)
     return bytes(sink.getvalue())
 
@@ -308,7 +308,7 @@ def dump_json(document: object) -> bytes:
 
 
 def encode_json(document: object) -> bytes:
-    """Return a document as JSON in which every character is visible; lone surrogates become escape sequences."""
+    """Return a document as JSON in which every character is visible; lone surrogates are escape sequences."""
     try:
         return escape_json(msgspec.json.encode(document))
     except UnicodeEncodeError:
@@ -341,7 +341,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     camera: str
     width: int
     height: int
-    file: str  # in the folder of the index: a bare file name
+    file: str  # bare name of a file in the folder of the index
 
 
 MAX_FRAME_BYTES = 50_000_000
@@ -350,9 +350,8 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
-    """Return the format of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes. None if it is missing, of another
-    type, larger than `most_bytes` or 2²⁴ pixels, outside of the run folder (such as by a link), or does not decode as
-    its suffix says.
+    """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. None if it is missing, of another
+    type, larger than `most_bytes` or 2²⁴ pixels, outside the run folder (through a link), or not what its suffix says.
     """
     from PIL import Image
 
@@ -398,7 +397,7 @@ def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
-    """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits,
+    """Return the stem of the names of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits,
     which are a digest of policy and id.
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
@@ -411,12 +410,12 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "it was planned, and the table of episodes does not list it"
 _NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
-_SUITE_SIZES = (None, "protocol")  # for the number of episodes if each task has its suite's own number
+_SUITE_SIZES = (None, "protocol")  # values of `episodes` that mean: each task has as many as its suite defines
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
-    """The `number`-th of `count` shards, from 1: its first index in the plan, and the plan's number of episodes. Stored
-    in run.json as `shard`.
+    """Shard `number` of `count`, from 1: `first` is its first index in the plan, and `whole` the number of episodes of
+    the plan. Stored in run.json as `shard`.
     """
 
     number: int
@@ -448,7 +447,7 @@ class PlanDifference:
     """Differences between a run's plan and its table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # further planned episodes that are not listed, if run.json does not say which
+    unnamed: int = 0  # number of further missing episodes, if run.json does not say which
     unplanned: int = 0
 
 
@@ -458,7 +457,7 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
-    """Return the differences between the plan of a complete run, in its run.json, and its table of episodes. None if
+    """Return the differences between the plan of a complete run, in its run.json, and its table of episodes: none if
     run.json has no plan, as for a loop that was recorded from outside. Raises `RunError` if the plan in run.json is
     damaged.
     """

@@ -1,8 +1,8 @@
-"""The records of a run folder: `raw/NNNNNN.npz` and a row in `raw/NNNNNN.json` during the run, then archive parts.
+"""The records of a run folder: files in `raw/` while the run is unfinished, then the parts of an archive.
 
-NNNNNN is an episode's index in the plan, and its row is written last: without it the episode is run again, and the
-record overwritten. A crashed episode has a row but no record. `safevla_recorder` writes the same files; there NNNNNN
-counts episodes in the order of their ends, and they stay when the run is complete.
+Episode NNNNNN of the plan has its record in `raw/NNNNNN.npz` and its row of facts in `raw/NNNNNN.json`, which is
+written last. An episode without a row is run again, and its record overwritten. A crashed episode has a row but no
+record. `safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
 @dataclass(frozen=True)
 class RawEpisode(run_folder.EpisodeRow):
-    """A finished episode: its row, and three facts that vary between runs."""
+    """A finished episode: its row, and three facts that vary between repetitions of a run."""
 
     latency: run_folder.Latency | None = None
     greeting: Mapping[str, object] | None = None
@@ -44,7 +44,7 @@ class RawEpisode(run_folder.EpisodeRow):
 
     @property
     def row(self) -> run_folder.EpisodeRow:
-        """The row of the table of episodes, without the facts that vary between runs."""
+        """The row for the table of episodes, without the varying facts."""
         return run_folder.EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
 
     @property
@@ -63,8 +63,8 @@ def record_path(folder: Path, index: int) -> Path:
 
 
 def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
-    """Write a finished episode: its record, the bytes of an `.npz` file, then its row. `record` is None for an episode
-    that crashed: then the record of an earlier attempt is removed.
+    """Write a finished episode: first its record, the bytes of an `.npz` file, then its row. If it crashed, `record` is
+    None, and the record of an earlier attempt is removed.
     """
     path = own_path(folder, RAW, record_path(folder, index).name)
     if record is None:
@@ -75,15 +75,15 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
 
 
 def remove_raw(folder: Path, index: int) -> None:
-    """Remove a finished episode: its row, without which it is unfinished, then its record."""
+    """Remove a finished episode: first its row, so that it counts as unfinished, then its record."""
     path = record_path(folder, index)
     path.with_suffix(_ROW).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return (episodes finished, episodes planned) of a run folder; both are the number planned for a complete run. (0,
-    0) if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
+    """Return (number of finished episodes, number of planned episodes) of a run folder, which are equal for a complete
+    run. Return (0, 0) if run.json lacks the planned number. Raises `RunError` if run.json is missing or damaged.
     """
     description = run_folder.read_description(folder)
     planned = description.get("planned")
@@ -92,15 +92,15 @@ def count_progress(folder: Path) -> tuple[int, int]:
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
-    """Return the finished episodes, by their index in the plan, in its order. Raises `FileNotFoundError` if there are
-    no raw episodes, or they were just removed because the run was completed; `RunError` if a row is damaged.
+    """Return index in the plan -> finished episode, in plan order. Raises `FileNotFoundError` if there are no raw
+    episodes, as when the run was just completed; `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the files with the records of a complete run, in order: its archive's, or else its raw records; [] if
-    there are neither. Raises `RunError` if a raw row is damaged.
+    """Return the files with the records of a complete run, in order: the parts of its archive, or else its raw records;
+    [] if there are neither. Raises `RunError` if a raw row is damaged.
     """
     parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
@@ -118,8 +118,8 @@ def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
 
 
 def complete_episodes(folder: Path) -> list[RawEpisode]:
-    """Return every planned episode of a complete run with its varying facts, in plan order. Raises `RunError` as
-    `episode_rows` does, or if run.json is damaged.
+    """Return every planned episode of a complete run with its varying facts, in plan order. Raises `RunError` if
+    run.json, the table or a raw row is damaged.
     """
     facts = run_folder.read_facts(folder)
     statements = facts.statements
@@ -135,7 +135,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
-    """Return the varying facts of a run, with each distinct statement of a policy in a suite once."""
+    """Return the varying facts of a run. Equal statements of a policy in a suite are listed once."""
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
@@ -157,15 +157,15 @@ _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_i
 
 
 def plan_digest(folder: Path) -> str:
-    """Return the sha256 of the plan of every episode of a complete run, in plan order; independent of outcomes. Raises
-    `RunError` as `episode_rows` does.
+    """Return the sha256 of the plan of all episodes of a complete run, in order; it does not depend on their outcomes.
+    Raises the same errors as `episode_rows`.
     """
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
 
 
 def read_record(folder: Path, index: int) -> Batch:
-    """Return the raw record of the episode with this plan index. Raises `RecordError` if missing or damaged."""
+    """Return the raw record of the episode with this plan index. Raises `RecordError` if it is missing or damaged."""
     path = record_path(folder, index)
     try:
         with limit_memory(path):
@@ -182,9 +182,9 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as of when its `episodes` were listed, and the errors of bad records.
-    `wanted` are the records to read, by their index among all records (a crashed episode has none); None = all. Raises
-    `RunError` if the run was completed meanwhile.
+    """Yield the records of an unfinished run for `episodes`, as listed before, and the errors of bad records. `wanted`
+    are the indices of the records to read, which count only episodes with a record; None = all. Raises `RunError` if
+    the run was completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)
     for index, episode in episodes.items():
@@ -225,11 +225,11 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without its digits
+SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without this value
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON whose last key, `SEAL`, which must be empty, holds the digest of all other bytes."""
+    """Return a document as JSON; its last key, `SEAL`, must have the value "", which becomes the digest of the rest."""
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
@@ -244,8 +244,8 @@ _SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
-    """Write the digests of a complete run: of its archive's parts and its table, both on disk, and of run.json.
-    `description` is the future content of run.json, of which the varying facts are ignored; `episodes` are all planned.
+    """Write manifest.json of a complete run: the digests of the archive's parts and the table, both on disk, and of
+    run.json. `description` will be run.json; its varying facts are ignored. `episodes` is the number of planned ones.
     """
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
@@ -260,8 +260,8 @@ def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Append the digests of files that were written after a run to its manifest, or remove those given as None. Does
-    nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    """Append the digests of files that were written after a run to its manifest; remove files whose content is None.
+    Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -273,8 +273,8 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def later_files(folder: Path, name: str) -> list[str]:
-    """Return the files outside the archive that were written after the file `name`, as listed in the manifest. [] for
-    raw records, which have none.
+    """Return the files outside the archive that were written after the file `name`, by their order in the manifest; []
+    for a run without manifest, which has raw records.
     """
     if not (folder / run_folder.MANIFEST).exists():
         return []
@@ -286,8 +286,8 @@ _BESIDE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file outside the archive that differs from the manifest, and for the manifest itself.
-    Raises `RunError` if the manifest or run.json cannot be read.
+    """Yield a sentence for each file outside the archive that differs from the manifest, and for a broken seal of
+    run.json or the manifest. Raises `RunError` if the manifest or run.json cannot be read.
     """
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
@@ -315,7 +315,7 @@ def _digest_description(description: Mapping[str, object]) -> str:
 
 
 def listed_parts(folder: Path) -> list[Path]:
-    """Return the archive's parts that exist and those that the manifest names, sorted; a bad manifest names none."""
+    """Return the archive's parts that exist or that the manifest names, sorted; an unreadable manifest names none."""
     try:
         names = run_folder.read_manifest(folder).parts
     except RunError:
@@ -325,7 +325,7 @@ def listed_parts(folder: Path) -> list[Path]:
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
+    """Yield (name, problem) for each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
     written = run_folder.read_manifest(folder).parts
     existing = {_part_name(part): part for part in run_folder.archive_parts(folder)}
     for name, expected in written.items():
@@ -347,9 +347,9 @@ FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
 def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write all files of a complete run, run.json last, replacing existing ones. `description` becomes run.json, with
-    `complete` true; its `archive` names the archive's format. `records` are those of the episodes of `rows` that have
-    one, as batches of one, in plan order.
+    """Write all files of a complete run, run.json last; existing files are replaced. `description` becomes run.json,
+    with `complete` true; its `archive` names the archive's format. `records` are batches of one, in plan order: the
+    records of those episodes in `rows` that have one.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
@@ -362,7 +362,7 @@ def write_run(
 
 
 def read_records(folder: Path) -> Iterator[Batch]:
-    """Yield the records of a complete run as batches of one, in order; `RecordError` for those that cannot be read."""
+    """Yield the records of a complete run as batches of one, in order. Raises `RecordError` if one cannot be read."""
     for batch in archive.read_episodes(run_folder.archive_parts(folder)):
         if isinstance(batch, RecordError):
             raise batch

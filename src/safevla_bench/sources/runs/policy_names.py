@@ -1,6 +1,6 @@
-"""Names that distinguish policies of several sources: other arguments, servers or checkpoints make another policy.
+"""Names that distinguish policies of several sources. They differ if their arguments, servers or checkpoints do.
 
-Sources whose run.json agrees about a policy have the same one; others are never merged.
+Two sources have the same policy if their run.json files describe it equally; other policies are never merged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class NamedSource(PosixPath):
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Parse `NAME=PATH` to a source with its policy's name; any other text is a path without a name. A text that is
-        an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
+        """Parse `NAME=PATH` to a source whose policy is shown as NAME. Any other text is a path without a name. This
+        includes texts that are an existing path, that have an empty NAME or PATH, or that have a "/" in NAME.
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
@@ -32,11 +32,11 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what pickle needs to restore the source in another process, with its name."""
+        """Return what pickle needs to restore the source, with its name, in another process."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
-PolicyNames = Mapping[str | None, str]  # the name in a source's records -> the name under which the policy is shown
+PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> the name that is shown
 _BESIDE = ("policy", "privileged", "cameras")
 _FLOOR = "noop"
 _LONGEST_TEXT = 32
@@ -45,19 +45,19 @@ _MOST_FACTS = 3
 
 @dataclass(frozen=True)
 class PolicyIdentity:
-    """One policy as one source describes it."""
+    """One policy, as one source describes it."""
 
     name: str
     source: Path
     facts: Mapping[str, str]
     """Dotted name -> value: arguments (given, or requested by a server), dialect, replay, checkpoints."""
-    statements: Mapping[str, str]  # suite -> statement of the policy or its server about itself
+    statements: Mapping[str, str]  # suite -> what the policy or its server states about itself
     servers: Mapping[str, str]  # suite -> the server that was queried
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether nothing distinguishes the two policies; facts that both lack do not. A suite has another
-        checkpoint if its server states something else, or if either states nothing and the addresses differ. Suites
-        that only one of the two ran are ignored.
+        """Return whether nothing distinguishes the two policies. Their facts must be equal. In each suite that both
+        ran, their statements must be equal too, or if either made none, the addresses of their servers. Other suites
+        are ignored.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             both_state = suite in self.statements and suite in other.statements
@@ -117,8 +117,8 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
-    """Return recorded name -> the user's name for a source's policy; {} for a source without one. `noop` keeps its name
-    next to another policy, since it measures the floor. Raises `RunError` for several others.
+    """Return recorded name -> user's name for the policy of a source; {} if the user gave none. `noop` keeps its name
+    next to another policy, since it measures the floor. Raises `RunError` if there are several other policies.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -132,8 +132,8 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source the new names of policies that share their name with another policy; mostly {}.
-    `identities` are those that each source names; none for an archive, which may have any.
+    """Return for each source the new names of the policies that share their name with another policy; mostly {}.
+    `identities` are those in each source's run.json; an archive has none there, and may hold any policy.
     """
     everyone = [identity for of_source in identities for identity in of_source]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
@@ -161,7 +161,7 @@ def _group_same(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentit
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
-    """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2."""
+    """Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2."""
     facts = [
         {
             **group[0].facts,

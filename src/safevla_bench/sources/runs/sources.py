@@ -1,6 +1,6 @@
-"""Sources: an archive file, a run folder, complete or not, or a log, whose records can be read repeatedly.
+"""Sources, whose records can be read repeatedly: archive files, run folders (complete or not), and logs.
 
-Episodes that a reading leaves out are listed: invalid ones, and those lost with damaged files.
+The episodes that are left out in reading are listed: invalid episodes, and episodes lost in damaged files.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Counts of the episodes of the sources that were not read."""
+    """Counts of the episodes of the sources that were left out."""
 
     invalid: int
     lost: int
-    damaged: int  # locations of files where something is damaged or missing
-    unknown: bool  # true if an unknown number of further ones was lost
+    damaged: int  # number of damaged or missing locations in files
+    unknown: bool  # true if an unknown number of further episodes was lost
     missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
-    unnamed: int = 0  # number of further ones whose names are unknown
+    unnamed: int = 0  # number of further missing episodes, whose names are unknown
     unplanned: int = 0
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
-        """Return the counts for these errors, and the differences from the plans of the sources. Damage that names an
-        episode is a lost episode; other damage is a damaged location and the episodes that it counts.
+        """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
+        names an episode is one lost episode; any other is a damaged location, with a number of lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)
@@ -63,14 +63,14 @@ class LeftOut:
 
     @property
     def count(self) -> int:
-        """Return the minimum number of episodes that are left out."""
+        """Minimum number of episodes that are left out."""
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase per kind of left-out episodes, [] for none; mentions damage only if no episode is lost."""
+        """Return a phrase per kind of left-out episode, [] for none; damage is mentioned only if no episode is lost."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
@@ -90,8 +90,8 @@ class LeftOut:
 
 
 def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
-    """Return the remedy for invalid or lost episodes: to copy damaged files again, or to correct records; to leave them
-    out if any other `is_any_valid`. "" if the problems say the remedy themselves.
+    """Return the remedy for invalid or lost episodes: copy damaged files again, or correct the records; and if
+    `is_any_valid`, the option to leave these episodes out. Return "" if each problem states its remedy.
     """
     is_damaged = any(isinstance(problem, DamageError) for problem in problems)
     if not is_any_valid:
@@ -117,12 +117,12 @@ class RecordSource:
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # the run's run.json; empty for an archive file
-    read: Callable[..., Iterator[Batch | RecordError]]  # all, or those at the given indices, as `archive.read_episodes`
-    files: tuple[Path, ...] = ()  # which `read` reads in turn; none for an unfinished run, which may continue
-    expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # which must have a record; None = unknown
+    read: Callable[..., Iterator[Batch | RecordError]]  # yields all episodes or chosen ones, as `archive.read_episodes`
+    files: tuple[Path, ...] = ()  # the files that `read` reads in turn; () for an unfinished run, which may continue
+    expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; missing episodes are in `absent` too
+    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; its missing episodes are in `absent`, too
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A
@@ -143,9 +143,9 @@ class RecordSource:
         )
 
     def scan(self) -> Iterator[Batch | RecordError]:
-        """Yield the records and errors of `read`, after an error for each changed part of a complete run. If the source
-        says which episodes it must have, each of them that neither a record nor an error named gives an error at the
-        end; other errors then count no episode, so that none is counted twice.
+        """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
+        is known, an error follows for each of these episodes that no record or error named. Other errors then count no
+        lost episode, so that none is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -154,8 +154,8 @@ class RecordSource:
             yield from self._account([absent.episode_id for absent in self.expected])
 
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
-        """Yield the records, and at the end an error for each expected episode that no record and no error named. An
-        error that names no expected episode counts no episode. An unexpected record is an error.
+        """Yield the records and errors, then an error for each expected episode that no record or error named. An error
+        that does not name an expected episode counts no lost episode. A record that is not expected is an error.
         """
         missing = {escape_controls(name): name for name in expected}
         planned = set(missing)
@@ -183,7 +183,7 @@ class RecordSource:
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
-    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports this; the records can be read without it
+    if not (path / run_folder.MANIFEST).exists():  # reported by `safevla verify`; the records can be read without it
         return
     try:
         for name, problem in parts.changed_parts(path):
@@ -202,9 +202,9 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources, and rename their policies: as the user named them, then to distinguish shared names. An
-    archive does not say which of them it has: there such a name becomes "NAME (FILE)". Raises as `open_source` and
-    `name_source` do.
+    """Open several sources, and rename their policies: first as the user named them, then to distinguish shared names.
+    An archive does not say which policy with a shared name it has, so that name becomes "NAME (FILE)". Raises the same
+    errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
     recorded = [naming.identify_policies(source.path, source.description) for source in sources]
@@ -233,8 +233,8 @@ def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyI
 
 def open_source(path: Path) -> RecordSource:
     """Open an archive, a run folder or a log in its current state; an unfinished run may continue or be completed
-    meanwhile. Raises `RunError` if it does not exist, is damaged or has no trajectories; `RecordError` for the mapping
-    of a log.
+    meanwhile. Raises `RunError` if it does not exist, is damaged or has no trajectories; `RecordError` if a log's
+    mapping is bad or missing.
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
@@ -268,7 +268,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def require_run(path: Path, remedy: str = "A run folder holds run.json, as `safevla eval` makes one.") -> None:
-    """Raise `RunError` if there is no such folder, or no run in it."""
+    """Raise `RunError` if there is no such folder, or it does not contain a run."""
     require_source(path)
     if (path / run_folder.RUN).exists():
         return
@@ -306,7 +306,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, as made by `safevla demo`, if it is the one that was judged."""
+    """Return the archive in a folder of scores, as `safevla demo` makes it, if it is what was judged; else None."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

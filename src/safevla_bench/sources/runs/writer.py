@@ -1,6 +1,6 @@
-"""The writer of a run folder; a kill at any time loses at most the episodes in progress.
+"""The writer of a run folder. If it is killed at any time, at most the episodes in progress are lost.
 
-The run is complete once run.json, which is written last, says so. Every step can be repeated with the same bytes.
+The run is complete once run.json, which is written last, says so. Every step can be repeated, with the same bytes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from safevla_recorder.identity import UNKNOWN
 
 class RunFolderWriter:
     """One run folder, locked by this process while it is filled; a context manager. `complete` is true if there is
-    nothing left to add; else `episodes` holds the finished ones, by their index in the plan. `fresh` is true if the
-    folder held no run before.
+    nothing left to add; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder
+    held no run before.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class RunFolderWriter:
         continuation: str = "",
         other_code: bool = False,
     ) -> None:
-        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one; with
-        `other_code` also one that other code began. `continuation` is the command that continues it, for errors; "" =
-        that of `safevla eval`. Raises `RunError` if the folder holds something else, a run that may not be resumed or
-        was requested differently, or a damaged one, or if another process writes to it; `FileError` if it cannot be
-        written.
+        """Make the folder with its run.json. With `resume`, continue the run in it, if there is one; `other_code`
+        allows that another version of the code began it. `continuation` is the command for errors that continues the
+        run; "" = that of `safevla eval`. Raises `RunError` if another process writes to the folder, or if it holds
+        something else, a damaged run, or a run that may not be resumed or was requested differently; `FileError` if it
+        cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -110,16 +110,16 @@ class RunFolderWriter:
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
-        """Store a finished episode. `index` is its index in the plan, `record` the bytes of an `.npz` file; None = it
-        has none. Raises `FileError` if it cannot be written; the remedy is the command that resumes the run.
+        """Store a finished episode. `index` is its index in the plan, `record` the bytes of an `.npz` file; None = no
+        record. Raises `FileError` if it cannot be written; the remedy is the command that resumes the run.
         """
         with self._resumable_errors():
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
     def reopen(self, places: Mapping[str, int]) -> None:
-        """Make a complete run unfinished again, without its crashed episodes, so that they can be repeated. `places` is
-        the index in the plan of each episode id. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be repeated. `places`
+        maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
         if it cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
@@ -137,7 +137,7 @@ class RunFolderWriter:
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
-        # Before this write the archive counts, afterwards the raw episodes.
+        # Until this write the records are those of the archive, afterwards the raw ones.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
@@ -160,9 +160,9 @@ class RunFolderWriter:
 
     def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
         """Complete the run: write the archive in plan order, the tables and run.json; then remove the raw episodes.
-        Into run.json go `decision`, if not None: the result of the run's stopping rule; and `repeats`: policy -> how
-        its server repeats itself. Raises `RecordError` if a record is missing or damaged, and `FileError` if the run
-        cannot be written.
+        Run.json gets `decision`, the result of the run's stopping rule, if not None, and `repeats`, the `Repeats` of
+        the server of each policy. Raises `RecordError` if a record is missing or damaged, `FileError` if the run cannot
+        be written.
         """
         with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -221,7 +221,7 @@ def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
     """Yield a line for each value that differs between two JSON documents; a missing key counts as None. `words`
-    introduce the two values, and `name` is the location of the documents, as in `a.b[2]`, "" for the root.
+    introduce the two values. `name` is the location of the documents in a larger one, such as `a.b[2]`; "" = the whole.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -250,7 +250,7 @@ def format_resume_command(folder: Path, *words: str) -> str:
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
-# Shards of one plan merged into the run folder that a single run would have made, byte for byte
+# Merging of the shards of one plan to the same run folder, byte for byte, that a single run would have made
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
@@ -278,10 +278,10 @@ def merge_shards(
     other_code: bool = False,
 ) -> list[EpisodeRow]:
     """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
-    folder appears complete or not at all; one that is there must be equal, and stays as it is. `format_continuation`
-    returns the command that completes a shard, and `other_code` allows shards of different code. Raises `RunError`
-    unless they are all the shards of one plan, each once and intact, `RecordError` for a record that cannot be read,
-    `FileError` if the folder cannot be written.
+    folder appears complete or not at all; an existing folder must have the same content, and is not changed.
+    `format_continuation` returns the command that completes a shard, and `other_code` allows shards of different code.
+    Raises `RunError` unless the shards are all those of one plan, each once and intact, `RecordError` for a record that
+    cannot be read, `FileError` if the folder cannot be written.
     """
     before = _own_digests(out)
     if out.exists() and not before:
@@ -296,7 +296,7 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # left by a process that died and had our number
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a dead process with the same process id
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
@@ -311,7 +311,7 @@ def merge_shards(
 
 
 def _own_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of archive, table and run.json of a complete and intact run; {} if it is none."""
+    """Return the digests of archive, table and run.json of a complete and intact run; {} for any other folder."""
     try:
         if read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
             return {}
@@ -364,19 +364,20 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-_NAMED = 6  # missing shards to name
+_NAMED = 6  # maximum number of missing shards to name
 
 
 def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
-    """Yield the numbers of shards, from 1 to `count`, that are not among `numbers`."""
+    """Yield the numbers from 1 to `count` of the shards that are not among `numbers`."""
     return (number for number in range(1, count + 1) if number not in numbers)
 
 
 def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
-    """Yield (state, command) for each shard that is unfinished, doubled or missing, and for each folder that is no
-    shard of the first one's plan; "" as its command if there is none. Raises `RunError` if none is a shard.
+    """Yield (state, command) for each shard that is unfinished, given twice or missing, and each folder without a shard
+    of the first one's plan. The command continues or starts the shard; "" = none. Raises `RunError` if there is no
+    shard.
     """
     known: dict[int, _Shard] = {}
     for folder in folders:
@@ -406,9 +407,9 @@ def list_shard_states(
 
 
 def _change_shard(command: str, number: int, count: int) -> str:
-    """Return a command of another shard for this one; its folder is renamed if its name ends with the number."""
+    """Return another shard's command for shard `number`, which also becomes the end of the folder's name."""
     words: list[str] = []
-    with suppress(ValueError):  # a damaged one
+    with suppress(ValueError):  # a damaged command
         words = shlex.split(command)
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"its command, with --shard {number}/{count} and another --out"
