@@ -112,7 +112,7 @@ class _Replays:
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
-        """Return the indices of `count` judged episodes (None = all), drawn by name, evenly over policies and suites."""
+        """Return the indices of `count` judged episodes (None = all), drawn by name, evenly by policy and suite."""
         headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
