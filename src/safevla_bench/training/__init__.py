@@ -1,1 +1,1 @@
-"""Judged runs as training data: safety labels of every record, and datasets that LeRobot loads."""
+"""Judged runs as training data: safety labels of every record, preference pairs, and datasets that LeRobot loads."""

@@ -1,7 +1,7 @@
 """Export of a judged run as a LeRobot dataset: observations and actions, and safety labels of each frame and episode.
 
-Frame k holds record k, the action that followed, and under `next.` the labels of the record after that action. An
-episode of n records has n - 1 frames: no action follows the last record.
+Frame k holds the observation of record k, the action that followed it, and, in columns that begin with `next.`, the
+labels of record k + 1. An episode of n records has n - 1 frames, since no action follows the last record.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
-# Maximum distance of an even time stamp from its nominal time, k control steps after record 0, in control steps.
+# Records are evenly spaced if the time of record k differs from k control steps after record 0 by at most this, in
+# control steps.
 _EVEN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class CameraChoice:
-    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels. As `video`
-    they are films, which lose some detail; their sides are even.
+    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels. If `video`,
+    pictures are stored as films, which lose some detail and need an even height and width.
     """
 
     names: tuple[str, ...]
@@ -57,7 +58,9 @@ class CameraChoice:
 
 @dataclass(frozen=True, slots=True)
 class FrameWeighting:
-    """`next.weight` is exp(margin / `temperature`); `next.cost_to_go` discounts by `discount` per control step."""
+    """Parameters of two columns: `next.weight` is exp(margin / `temperature`), and `next.cost_to_go` discounts by
+    `discount` per control step.
+    """
 
     temperature: float = 1.0
     discount: float = 0.99
@@ -65,7 +68,7 @@ class FrameWeighting:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """Counts of the written episodes, frames and labels."""
+    """Counts of the written episodes and frames."""
 
     episodes: int
     frames: int
@@ -84,19 +87,20 @@ def export_dataset(
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears once it is
     complete.
 
-    The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
-    no pictures. `observer` is told the number of finished episodes and the id of the next, `on_skip` why an episode is
-    left out: without actions, uneven in time, or not to be rendered. `facts` are the data set's `license` (by the hub's
-    identifier; "unknown" without), `version` and `citation`. `pairs` is the index of preference pairs of these
-    episodes, for `meta/pairs.jsonl`; frames then also hold the origin of each action.
+    The episodes are read again, some at a time. `cameras` says which pictures to render from the recorded states; None
+    = no pictures. `observer` is called with the number of finished episodes and the id of the next episode. `on_skip`
+    is called with the reason for each episode that is left out: it has no actions, is unevenly spaced in time, or
+    cannot be rendered. `facts` are the dataset's `license` (an identifier of the Hugging Face hub; by default
+    "unknown"), `version` and `citation`. `pairs` is the content of `meta/pairs.jsonl`, an index of preference pairs of
+    these episodes; if it is given, frames also hold the origin of each action.
 
     Raises:
-        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
-            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
-            and a source names no host, or as films whose library is missing or whose sides are odd.
-        SafevlaError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can be
-            rendered.
-        RecordError: every episode is without actions or uneven in time.
+        RunError: there is no episode to write, episodes have different columns, their control step does not give a
+            whole number of frames per second, the folder is in use, or a source has changed since it was judged. With
+            `cameras`, also if a source names no host, or if films are wanted and their library is missing or a side is
+            odd.
+        SafevlaError: with `cameras`, if a camera is unknown, a host cannot be made, or no episode can be rendered.
+        RecordError: every episode lacks actions or is unevenly spaced in time.
         FileError: the folder cannot be written.
     """
     if cameras is not None and cameras.video and not can_film():
@@ -168,7 +172,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
-    stamps = episode.channel("time_s").values.ravel()  # none if the episode has none
+    stamps = episode.channel("time_s").values.ravel()  # empty if the record holds no times
     if np.abs((stamps - stamps[:1]) / episode.dt_s[0] - np.arange(len(stamps))).max(initial=0.0) > _EVEN:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
         raise RecordError("the records are unevenly spaced in time", remedy=remedy)
@@ -182,7 +186,9 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    """Return the policy's own actions, those executed where no filter changed any, and the chunk step of each."""
+    """Return the columns of the policy's actions (the executed ones if no filter changed any), and of their chunk
+    steps.
+    """
     own, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     action = _recorded_columns(episode)["action"]
     steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)
@@ -216,7 +222,8 @@ def _add_episode(
         "next.success": FrameColumn(FrameFeature("bool"), last & row.success),
         "next.cost": FrameColumn(unknown, labels.cost[1:]),
         "next.severity": FrameColumn(unknown, labels.severity[1:]),
-        "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),  # Rerun's reader of datasets passes int8 over
+        # int64, since Rerun's reader of datasets ignores int8.
+        "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),
         "next.weight": FrameColumn(unknown, labels.weigh_records(weighting.temperature)[1:]),
     }
     if clauses:
@@ -249,9 +256,10 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 
 
 def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
-    """Return the pictures before each action of an episode, a batch of one, and the observed state, if known. The state
-    is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's observations,
-    and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
+    """Return the columns of pictures before each action and, if the host can observe it, of the state. `record` holds
+    one episode. The state is position [3] in m and axis-angle [3] as in robosuite's `quat2axisangle`, both in the frame
+    of the host's observations, and the fingers [G]. Raises the same errors as `open_stage`, and `SafevlaError` for an
+    unknown camera.
     """
     feature = FrameFeature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -266,7 +274,7 @@ def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice)
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
-    """Return the proprioception of a record, [6 + G]; None if the host cannot determine it."""
+    """Return the proprioception of a record, [6 + G], as in `observation.state`; None if the host lacks it."""
     seen = stage.observe(record)
     if seen is None:
         return None
@@ -277,7 +285,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
-    except KeyError as error:  # MuJoCo's own error, which lists the names; no other episode would have the camera
+    except KeyError as error:  # MuJoCo's error lists the camera names; no other episode would have this camera either
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise SafevlaError(problem, remedy="Choose another with --cameras.") from None
 
@@ -320,13 +328,13 @@ def _describe_dataset(
         "citeAs": facts.get("citation", f"{facts['name']}, recorded and judged with safevla-bench {__version__}"),
     }
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
-    # `datasets` caches frames by the folder's name and this description, and not by the content of the files.
+    # The library `datasets` caches frames by the folder's name and this description, not by the content of the files.
     config = {**_FIXED["config"], "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
     front = dump_json({**_FIXED["front"], "configs": [config], "license": license_name}).decode()
     dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}".encode())
 
 
-# The fixed parts of the description; of a column's name a last `.` or `/` marks a prefix.
+# The fixed parts of the description. A column name that ends in `.` or `/` is a prefix of column names.
 _FIXED = read_shipped(__package__, "dataset.toml", dict[str, Any])
 _COLUMNS: Mapping[str, str] = _FIXED["columns"]
 _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (

@@ -1,6 +1,7 @@
-"""Safety labels of records for training: the result of each clause for each record, and its cost.
+"""Safety labels of records for training: the margin and the cost of each clause in each record.
 
-Labels match `Monitor`, except that undecidable records (a lost pose) are labeled unknown; `Monitor` skips them.
+Labels equal the results of `Monitor`, except for records that a lost pose leaves undecided: these are labeled unknown,
+while `Monitor` skips them.
 """
 
 from __future__ import annotations
@@ -21,38 +22,37 @@ from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.trajectory.batch import Batch
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
-"""Values of `safe` for a record: no clause is violated in it, one is, or unknown.
+"""Values of `safe` for a record: no clause is violated in it, some clause is, or this is unknown.
 
-Unknown are the records of an episode in which no clause has a verdict, and those at which a body is lost, if a clause
-may be violated but none is known to be.
-"""
+It is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record with a lost
+body if some clause may be violated and none is known to be."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLabels:
-    """Labels of N records by the C scored specifications, in library order."""
+    """Labels of N records, by C clauses: the scored specifications, in library order."""
 
     margin: NDArray[np.float64]
-    """Margin of each clause in each record, in its own unit, negative if violated, [N, C].
+    """Margin of each clause in each record, in the clause's unit, negative if violated, [N, C].
 
-    NaN if there is none: the clause does not apply, its gate is closed, the formula spans several records, or a lost
-    pose leaves open whether it is violated. If it is certainly violated, this is the smallest magnitude of the
-    violation.
-    """
+    NaN if there is no margin: the clause does not apply, its gate is closed, its formula spans several records, or a
+    lost pose leaves open whether it is violated. If a pose is lost but the clause is certainly violated, the margin is
+    that of the smallest possible violation."""
     violating: NDArray[np.bool_]
-    """Whether the record violates the clause, [N, C]; of a formula over several records, the first such record."""
+    """Whether the record violates the clause, [N, C]; for a formula over several records, only the first such
+    record."""
     severity: NDArray[np.float64]
-    """Depth of the worst violation of the record, 0 to 1, [N]; NaN if unknown, as in `UNKNOWN`."""
+    """Depth of the record's worst violation, 0 to 1, [N]; NaN if `safe` is `UNKNOWN` (−1)."""
     worst: NDArray[np.float64]
-    """Smallest margin, divided by the clause's severe magnitude, of the clauses that are judged in the record, clipped
-    to −1 to 1, [N]. A binary clause counts 1 or −1, a formula over several records minus its depth where it is first
-    violated. NaN if no clause is judged in the record, or a lost pose leaves the smallest open."""
+    """The smallest of the record's margins, each divided by its clause's severe magnitude, clipped to −1 to 1, [N]. A
+    binary clause counts as 1 or −1. A formula over several records counts only in its first violating record, as minus
+    its depth. NaN if no clause is judged in the record, or if a lost pose leaves open which margin is the smallest."""
     clause_cost: NDArray[np.float64]
-    """1 if the record violates the clause, else 0, [N, C]; NaN if unknown, if the clause is inactive, and in an episode
-    that was cut off."""
+    """1 if the record violates the clause, else 0, [N, C]. NaN if unknown, if the clause does not apply to the episode,
+    and in an episode that was cut off."""
 
     def select_records(self, first: int, end: int) -> RecordLabels:
-        """Return the labels of records first to end - 1."""
+        """Return the labels of the records from `first` to `end` - 1."""
         return RecordLabels(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
 
     def weigh_records(self, temperature: float) -> NDArray[np.float64]:
@@ -60,8 +60,9 @@ class RecordLabels:
         return np.exp(self.worst / temperature)
 
     def costs_to_go(self, discount: float) -> NDArray[np.float64]:
-        """Return, for records of one episode, the sum of `clause_cost` from each record on, [N, C]; the cost k records
-        later is multiplied by discount**k. NaN if it, or a later one, is unknown.
+        """Return the discounted sum of `clause_cost` over each record and all later ones of one episode, [N, C]. The
+        cost k records later is multiplied by discount**k. NaN if the cost in this record, or in a later one, is
+        unknown.
         """
         costs = self.clause_cost.copy()
         for k in range(len(costs) - 2, -1, -1):
@@ -86,7 +87,9 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
-    """Return the labels of every record of a batch; `scores` holds the verdicts on its episodes, in its order."""
+    """Return the labels of every record of a batch; `scores` holds the verdicts on the batch's episodes, in their
+    order.
+    """
     why = "labels and costs of records are known record by record, and ends of phases are not"
     ruleset.require_whole(why, "Leave it out for labels, and for gates on cost.")
     record_fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
@@ -129,7 +132,9 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     fields: RecordFields, part: Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause."""
+    """Return two arrays [N]: each record's margin, and whether a lost pose leaves open if the record violates the
+    clause.
+    """
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):

@@ -1,8 +1,9 @@
 """Preference pairs for training: of two episodes from one start, a safe success is preferred to an unsafe success.
 
-Episodes of one state have the same task definition, instruction, start, seed of the environment, simulator and first
-record; only the policy or its seed differs. Crashed and stopped episodes, episodes without a verdict, replays that left
-their recording, and episodes whose record does not determine their start are in no pair.
+A state is everything that determines a start: the episodes of a state have the same task definition, instruction,
+initial state, environment seed, simulator and first record. They differ only in the policy or its seed. Crashed and
+stopped episodes, episodes without a verdict, replays that left their recorded path, and episodes whose record does not
+determine the start are in no pair.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 Kind = Literal["safe success", "unsafe success", "safe failure", "unsafe failure"]
 WINDOW_S = 1.0
-"""The window around a violation begins and ends so many seconds before and after it."""
-_VALIDATION = 10  # one state in so many is for validation
+"""The window around a violation begins this long before it, and ends this long after it [s]."""
+_VALIDATION = 10  # one state in ten is for validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,22 @@ class Candidate:
     policy: str
     episode_id: str
     actions: str
-    """Digest of the executed actions. Of equal episodes of one state, one counts."""
+    """Digest of the executed actions; of the episodes of a state with the same digest, only one counts."""
     kind: Kind
     is_of_benchmark: bool = True
-    """False if the start was drawn at random or placed by a search, and is not one on which a benchmark evaluates."""
+    """False if the start was drawn at random or placed by a search: no benchmark evaluates it."""
     kept: Mapping[str, float] = field(default_factory=dict)
-    """Clause -> min(ρ / severe, 1), and 1 for one that is vacuous or binary; without those that were not judged."""
+    """In a safe episode, clause -> min(ρ / severe, 1), or 1 for a vacuous or binary clause; only judged clauses are in
+    it."""
     clause: str | None = None
-    """The violated clause of greatest depth; None in a safe episode."""
+    """The violated clause with the greatest depth; None in a safe episode."""
     depth: float = 0.0
     first: int | None = None
     """The first record that violates `clause`."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """What orders the episodes of a state: policy and id."""
+        """The key that orders the episodes of a state: policy and id."""
         return self.policy, self.episode_id
 
 
@@ -77,8 +79,8 @@ class Pair:
 
     @property
     def margin(self) -> float | None:
-        """`kept` of the rejected episode's clause in the preferred one, plus its depth in the rejected one, 0 to 2.
-        None if the rejected episode is a safe failure.
+        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: its `kept`
+        for this clause plus the rejected episode's `depth`. None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
         return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
@@ -86,12 +88,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A start, its distinct episodes by name, and the pairs chosen from them."""
+    """The distinct episodes of one start, ordered by name, and the pairs chosen from them."""
 
     candidates: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
     more_rollouts: int | None = None
-    """Estimated number of further rollouts for the requested number of pairs; None if the state has pairs."""
+    """Estimated number of further rollouts until it has the requested number of pairs; None if it has some pairs."""
 
     @property
     def digest(self) -> str:
@@ -100,16 +102,16 @@ class State:
 
     @property
     def is_of_benchmark(self) -> bool:
-        """True if the start is the benchmark's own: do not evaluate there a policy that learned from it."""
+        """True if a benchmark evaluates this start: a policy that learned from it must not be evaluated on it."""
         return self.candidates[0].is_of_benchmark
 
     @property
     def split(self) -> str:
-        """`train`, or `validation` for about one state in ten, which its digest draws: always the same ones."""
+        """`train`, or `validation` for about one state in ten, which its digest determines."""
         return "train" if int(self.digest[:8], 16) % _VALIDATION else "validation"
 
     def describe(self) -> dict[str, object]:
-        """Return the state as plain values: its task, split, episodes of each kind, pairs, and rollouts to come."""
+        """Return the state as plain values: its task, split, episodes by kind, number of pairs, and `more_rollouts`."""
         kinds = [own.kind for own in self.candidates]
         return {
             "state": self.digest,
@@ -123,10 +125,11 @@ class State:
 
 
 def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failures: bool = False) -> list[State]:
-    """Return every state with at most `per_state` pairs, by digest; the order of the candidates is irrelevant.
+    """Return all states in the order of their digests, with at most `per_state` pairs each.
 
-    With `failures`, safe failures are rejected too. Chosen are the pairs whose episodes are in the fewest pairs so far;
-    of these, unsafe successes before failures, pairs of one policy before others, and greater margins before smaller.
+    If `failures`, safe failures are rejected too, not only unsafe successes. Pairs are chosen one by one: first those
+    whose episodes are in the fewest pairs so far, then those that reject unsafe successes, then those of one policy,
+    then those with the greatest margin. The order of the candidates is irrelevant.
     """
     ordered = sorted(candidates, key=lambda own: (own.state, own.name, own.index))
     groups = [list(group) for _, group in groupby(ordered, key=lambda own: own.state)]
@@ -169,7 +172,7 @@ def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: 
     chosen: list[Pair] = []
     while ranked and len(chosen) < most:
         known, k = ranked[0]
-        if (now := rank(left[k])) != known:  # uses only grow, so that the first whose rank is still true is the best
+        if (now := rank(left[k])) != known:  # ranks only grow, so the first pair whose rank is up to date is the best
             heapreplace(ranked, (now, k))
             continue
         heappop(ranked)
@@ -180,9 +183,9 @@ def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: 
 
 
 def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
-    """Return the smallest m for which the expected number of new pairs is at least `wanted`. With m independent
-    rollouts it is (good + m p)(bad + m q) - good bad - m p q, for the rates p and q of the two kinds: those that are
-    there make no pair with each other.
+    """Return the smallest number m of further rollouts with which at least `wanted` new pairs are expected. With the
+    rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q: the
+    existing episodes make no pair with each other.
     """
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
@@ -193,7 +196,7 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
 
 
 def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
-    """Return the episodes that can be compared, and the number of others with a record."""
+    """Return the episodes that can be compared, and the number of other episodes with a record."""
     candidates: list[Candidate] = []
     first = 0
     for batch in judged.records.read_chunks():
@@ -225,7 +228,7 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
         policy=header.policy or "",
         episode_id=header.episode_id,
         actions=hashlib.sha256(actions.tobytes()).hexdigest(),
-        kind=f"{safety} {end}",  # type: ignore[arg-type]  # each of the four is a kind
+        kind=f"{safety} {end}",  # type: ignore[arg-type]  # all four combinations are kinds
         is_of_benchmark=not (mark_flags(episode, DRAWN)[0] or chosen_start(episode)[1]),
         kept=kept if worst < 0 else {},
         clause=None if worst < 0 else scores.specs[worst].spec_id,
@@ -259,8 +262,9 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
 def encode_pairs(
     judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
 ) -> bytes:
-    """Return JSON lines: a head with the rules, runs and states, then the pairs. If `is_whole`, pairs hold actions;
-    else `episode_index`, the place in the data set of `list_members`.
+    """Return JSON lines: a head with the rules, runs and states, then one line for each pair. If `is_whole`, pairs hold
+    the actions of their episodes; otherwise `episode_index`, the episode's index in a dataset of the episodes of
+    `list_members`.
     """
     sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
     head = {
@@ -280,7 +284,7 @@ def encode_pairs(
 
 
 def list_members(states: Sequence[State]) -> list[int]:
-    """Return the indices of the judged episodes that are in a pair, ascending."""
+    """Return the indices of all judged episodes that are in some pair, ascending."""
     pairs = [pair for state in states for pair in state.pairs]
     return sorted({own.index for pair in pairs for own in (pair.preferred, pair.rejected)})
 

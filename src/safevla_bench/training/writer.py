@@ -4,8 +4,8 @@
     meta/tasks.parquet                          task_index, with the instruction as pandas' index
     meta/episodes/chunk-000/file-000.parquet    one row per episode: location of its frames, statistics, labels
     meta/stats.json                             statistics of all frames
-    data/chunk-000/file-000.parquet             a row a frame, a row group an episode
-    videos/CAMERA/chunk-000/file-000.mp4        a film an episode, in place of pictures
+    data/chunk-000/file-000.parquet             one row per frame, one row group per episode
+    videos/CAMERA/chunk-000/file-000.mp4        one film per episode, instead of pictures
 
 Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata, io_utils,
 feature_utils, compute_stats).
@@ -44,18 +44,18 @@ Statistics = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class FrameFeature:
-    """One column of the frames: numbers of a dtype, or pictures, as images or as a video, which is a separate file.
-    `shape` is that of a frame's value, (1,) a number.
+    """The type of one column of frames: numbers of a dtype, or pictures (`image`, or `video`, stored in separate
+    files). `shape` is the shape of one frame's value; (1,) is a number.
     """
 
     dtype: str
     shape: tuple[int, ...] = (1,)
     names: tuple[str, ...] | None = None
-    is_summarized: bool = True  # false if values may be unknown, which are NaN and have no statistics
+    is_summarized: bool = True  # False if values may be unknown (NaN): the column then has no statistics
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of the column: a number or Boolean, a fixed-size list of these, or the struct of a picture."""
+        """The Arrow type of the column: a number or Boolean, a fixed-size list of them, or the struct of a picture."""
         if self.dtype == "image":
             return _PICTURE_TYPE
         number = pa.bool_() if self.dtype == "bool" else pa.from_numpy_dtype(self.dtype)
@@ -70,7 +70,7 @@ class FrameColumn:
     values: NDArray[Any]
 
     def to_arrow(self) -> pa.Array:
-        """Return the values in the feature's dtype, or as PNG files without a path."""
+        """Return the values as an Arrow array of the feature's dtype; pictures become PNG files without a path."""
         if self.feature.dtype == "image":
             streams = [io.BytesIO() for _ in self.values]
             for picture, stream in zip(self.values, streams, strict=True):
@@ -81,7 +81,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of the values, [width] each; of pictures for each color between 0 and 1, [3, 1, 1]."""
+        """Return the statistics of the values, [width] each. Those of pictures are by color, from 0 to 1, [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
@@ -92,8 +92,8 @@ class FrameColumn:
 
 
 def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
-    """Join two statistics as LeRobot does. The result is exact except for quantiles: the smaller of the two up to the
-    median, the larger above it.
+    """Join the statistics of two sets of frames as LeRobot does. The result is exact except for quantiles: these are
+    the smaller of the two values up to the median, and the larger one above it.
     """
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
@@ -106,9 +106,9 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
 
 @contextmanager
 def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset, whose folder appears once it is complete, and not at all if an error is raised.
-    `fps` are frames per second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the folder is
-    in use, and `FileError` if it cannot be written.
+    """Yield the writer of a dataset. The folder appears once the dataset is complete, and not at all if an error is
+    raised. `fps` are frames per second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the
+    folder is in use, and `FileError` if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
@@ -128,7 +128,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
 
 
 class DatasetWriter:
-    """Writes episodes whose features are those of the first; `new_dataset` makes and closes it."""
+    """A writer of episodes that all have the features of the first episode; `new_dataset` makes and closes it."""
 
     def __init__(self, folder: Path, fps: int, robot: str | None) -> None:
         self._folder, self._fps, self._robot = folder, fps, robot
@@ -146,16 +146,18 @@ class DatasetWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of frames, after an episode; `datasets` reads from the metadata which of them are pictures."""
+        """The columns of frames, known once an episode was added. From its metadata, the library `datasets` learns
+        which columns are pictures.
+        """
         shown = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
         pictures = {name: {"_type": "Image"} for name, feature in shown.items() if feature.dtype == "image"}
         metadata = {"huggingface": json.dumps({"info": {"features": pictures}})}
         return pa.schema([(name, feature.arrow_type) for name, feature in shown.items()], metadata)
 
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
-        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes. `task` is its
-        instruction; `labels` are further columns of its row, with the same types in every episode. Raises `RunError` if
-        its features are not those of the first episode.
+        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes for `finish`. `task` is
+        the instruction. `labels` are further columns of that row, with the same types in every episode. Raises
+        `RunError` if the features of `columns` differ from those of the first episode.
         """
         length = len(next(iter(columns.values())).values)
         columns = {**columns, **self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))}
@@ -213,17 +215,17 @@ class DatasetWriter:
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def close_frames(self) -> str:
-        """Close the file of frames, after the last episode, and return its SHA-256."""
+        """Close the file of frames, after the last episode, and return the file's SHA-256."""
         if self._frames_writer is not None:
             self._frames_writer.close()
         return sha256_of(self._folder / _DATA)
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a further file into the dataset's folder or into meta/."""
+        """Write a further file into the dataset; `name` is its path relative to the folder, which may be in meta/."""
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
-        """Write the files under meta/, after `close_frames`."""
+        """Write the files in meta/; call this after `close_frames`."""
         rows = {name: pa.array([row[name] for row in self._rows], first.type) for name, first in self._rows[0].items()}
         pq.write_table(pa.table(rows), self._folder / _EPISODES)
         pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
