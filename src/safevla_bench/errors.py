@@ -15,7 +15,7 @@
     │   ├── InvalidActionError an action that must not reach the simulator
     │   ├── ReplyError         a policy server's reply that its dialect cannot read
     │   ├── ServerRefusedError a policy server that cannot be used: it needs another key, kind or convention
-    │   └── ServerLostError    a policy server whose connection failed during the queries
+    │   └── ServerLostError    a policy server that stopped answering during the queries
     │       ├── ServerSlowError          a policy server that answers too late
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
     ├── TimeUpError            a run that reached its time limit
@@ -96,7 +96,7 @@ class ServerRefusedError(PolicyError):
 
 
 class ServerLostError(PolicyError):
-    """A policy server whose connection failed during the queries; the episode may be restarted."""
+    """A policy server that stopped answering during the queries; the episode may be restarted."""
 
 
 class ServerSlowError(ServerLostError):
