@@ -1,4 +1,4 @@
-"""NumPy archives (`.npz`): one episode per file in the format of `safevla_recorder.episode`, which is not trusted."""
+"""NumPy archives (`.npz`): one episode per file, in the format of `safevla_recorder.episode`; files are not trusted."""
 
 from __future__ import annotations
 

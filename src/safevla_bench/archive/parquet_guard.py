@@ -18,7 +18,7 @@ from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 
-MAX_TABLE_BYTES = 1 << 27  # size of a table that is read whole, such as episodes.parquet with about 400,000 episodes
+MAX_TABLE_BYTES = 1 << 27  # maximum size of a table that is read whole, such as episodes.parquet: about 400,000 rows
 BATCH_ROWS = 1 << 16
 
 

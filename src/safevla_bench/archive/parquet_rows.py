@@ -292,7 +292,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
-    """Return a channel of all episodes; each row has the values of `bodies` bodies, [E]. Booleans become 0.0 or 1.0."""
+    """Return a channel of all episodes, with `bodies` bodies in each row, [E]; Booleans become 0.0 or 1.0."""
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
@@ -317,7 +317,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the length of each episode's `items` lists, which must be equal, [E]; the usual one if it has no lists."""
+    """Return the common length of each episode's `items` lists, [E]; the channel's `row_size` if it has no lists."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]

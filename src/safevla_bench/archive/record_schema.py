@@ -221,7 +221,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
 
 
 # Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring. They
-# are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}; contact numbers run over the episode.
+# are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, with contacts numbered per episode.
 
 
 MAX_DEPTH = 64  # maximum nesting depth; the same for reading and writing, so that all that was read can be written
@@ -298,7 +298,7 @@ def _check_rule(holds: bool, rule: str) -> None:
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
 
-# Checks of the arrays of an episode from outside
+# Checks of an episode's arrays, which may come from a file or another program
 
 
 _REMEDY = "Write each family once per record, with bodies as indices in body_roles, from 0."

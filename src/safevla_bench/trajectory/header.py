@@ -18,7 +18,7 @@ from safevla_recorder.episode import SCHEMA_VERSION as SCHEMA_VERSION
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
-"""Channels with one torque per joint, which the torque limits apply to."""
+"""Channels with one torque per joint, which are compared with the torque limits."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
 """Policy and episode id, which identify an episode in an archive and across sources."""
@@ -124,7 +124,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_no_robot(self) -> bool:
-        """True if the record has neither torque limits nor an embodiment; then the benchmark's robot defines them."""
+        """True if the record has neither torque limits nor an embodiment, so that the benchmark's robot applies."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property

@@ -7,8 +7,8 @@ HDF5 as written by robomimic, robosuite and LIBERO:
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
     data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
 
-LIBERO removes the first five states and actions. The attribute `init_state` is the state before these, so the actions
-that are left start at the first row of `states` instead.
+LIBERO removes the first five states and actions. The attribute `init_state` is the state before the removed ones; the
+remaining actions start at the first row of `states` instead.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
 lerobot-eval with `eval.recording` writes `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for each of several

@@ -25,7 +25,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""With simulated time, messages before the first tick are logged at 0; they are left out if all others are later."""
+"""Messages logged at 0 are left out if all others are later than this: a simulation sent them before its first tick."""
 _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
@@ -113,7 +113,7 @@ class _Channel:
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
         finite = self.rows[np.isfinite(self.rows)]
-        with np.errstate(over="ignore"):  # float32, if all fit and some have more than 10 fractional bits
+        with np.errstate(over="ignore"):  # true if all numbers fit float32, and some need more than 10 fractional bits
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         if isinstance(taker, NumberTaker):
             self.rows = self.rows * taker.columns.scale
@@ -173,7 +173,7 @@ def _choose_clock(
 ) -> str:
     """Return the part whose messages are the instants: the hand, since a record needs its pose, else the pose with the
     most messages. If all poses are static in their frames, it is the transform with the most messages, not faster
-    torques: poses would be interpolated at their instants, with wrong accelerations.
+    torques: at their instants poses would be interpolated, with wrong accelerations.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:

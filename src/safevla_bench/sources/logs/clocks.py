@@ -1,10 +1,10 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
 The base is the header stamps of the clock's topic, even if their offset or rate differs from that of log times. The
-stamps of another topic are used if they are on this base; otherwise its log times are converted, by interpolation
-between the clock's pairs of log time and stamp. So are single messages with a stamp of zero, which a simulation sends
-before its first tick; but a topic's first message may really be at 0. If log times are less precise than the clock's
-stamps, messages of the clock with a stamp of zero are left out.
+stamps of another topic are used if they are on this base. Otherwise its log times are converted by interpolation
+between the clock's pairs of log time and stamp. So is the log time of a message with a stamp of zero, which a
+simulation sends before its first tick; but the first message of a topic may really be at 0. If log times are less
+precise than the clock's stamps, messages of the clock with a stamp of zero are left out.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # the second one in version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # the second is that of version 1
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
@@ -57,8 +57,8 @@ _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _T
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the frames of each episode, in order: a table of the keys and `columns`.
 
-    Raises `RecordError` if there are no files. Raises `DamageError` if a file cannot be read, also if the last episode
-    before might continue in it, and if the frames of an episode are not consecutive or too many.
+    Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
+    too many, or if a file cannot be read; an episode that may continue in that file is then not yielded.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:

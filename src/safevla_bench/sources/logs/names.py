@@ -1,6 +1,6 @@
 """Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
-A name is split into words. Some are a quantity and an axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`; the
+A name is split into words. Some give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`; the
 other words, such as `left`, are the group. If names leave a question open, `decide_pose` asks it and never guesses.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
@@ -100,7 +100,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers with an axis by group and kind. Three without a kind are a position, four are a quaternion."""
+    """Return the numbers whose names give an axis, by group and kind. By default, 3 are a position, 4 a quaternion."""
     sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE, name.lower()) for name in names)
     for place, name in enumerate(names):
@@ -216,8 +216,8 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether the numbers besides the position may be an orientation: one of their names is from an orientation,
-    or the names of at least three numbers, the fewest that an orientation has, are unknown.
+    """Return whether numbers other than the position may be an orientation: one has a name from an orientation, or at
+    least three, the fewest that an orientation has, have unknown names.
     """
     rest = [name for place, name in enumerate(names) if place not in position]
     parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]

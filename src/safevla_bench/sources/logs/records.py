@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Raise `RecordError` naming the file in place of `further` errors, and of those that readers raise for damage."""
+    """Turn the errors that readers raise for damage, and `further` ones, into a `RecordError` that names the file."""
     place = Place(file=str(path))
     try:
         yield
@@ -181,7 +181,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # by episode; overrides `success`
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first with role target
-    clock: str | None = None  # topic whose messages are the records; None = that of the hand, else of most poses
+    clock: str | None = None  # topic whose messages are the records; None = the hand's, else the one of most poses
     start_s: float | None = None  # start of a trial [s] since the first message, or since 1970; None = no limit
     end_s: float | None = None  # end of a trial, counted as `start_s`; None = no limit
     marker: str | None = None  # topic whose messages begin trials; if it has false ones, these end trials

@@ -182,9 +182,9 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run for `episodes`, as listed before, and the errors of bad records. `wanted`
-    are the indices of the records to read, which count only episodes with a record; None = all. Raises `RunError` if
-    the run was completed meanwhile.
+    """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
+    indices of the records to read, which count only episodes with a record; None = all. Raises `RunError` if the run
+    was completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)
     for index, episode in episodes.items():

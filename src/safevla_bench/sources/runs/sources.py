@@ -43,7 +43,7 @@ class LeftOut:
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
         """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
-        names an episode is one lost episode; any other is a damaged location, with a number of lost episodes.
+        names an episode is one lost episode; any other is a damaged location and the lost episodes that it counts.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)

@@ -64,10 +64,10 @@ class RunFolderWriter:
         other_code: bool = False,
     ) -> None:
         """Make the folder with its run.json. With `resume`, continue the run in it, if there is one; `other_code`
-        allows that another version of the code began it. `continuation` is the command for errors that continues the
-        run; "" = that of `safevla eval`. Raises `RunError` if another process writes to the folder, or if it holds
-        something else, a damaged run, or a run that may not be resumed or was requested differently; `FileError` if it
-        cannot be written.
+        allows that another version of the code began it. `continuation` is the command that continues the run, for
+        error messages; "" = that of `safevla eval`. Raises `RunError` if another process writes to the folder, or if it
+        holds something else, a damaged run, or a run that may not be resumed or was requested differently; `FileError`
+        if it cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -407,7 +407,7 @@ def list_shard_states(
 
 
 def _change_shard(command: str, number: int, count: int) -> str:
-    """Return another shard's command for shard `number`, which also becomes the end of the folder's name."""
+    """Return another shard's command, changed to shard `number`; its folder's name then ends in that number."""
     words: list[str] = []
     with suppress(ValueError):  # a damaged command
         words = shlex.split(command)
