@@ -1,4 +1,4 @@
-"""Record robot episodes inside a simulator environment. Public names are imported on first use."""
+"""Record robot episodes in a simulator. Public names are imported when they are first used."""
 
 from __future__ import annotations
 

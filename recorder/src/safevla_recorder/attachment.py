@@ -1,5 +1,5 @@
-"""Record an environment that a user's own script made: what recording needs of it, hooks that report its events, and
-the cutter that turns these events into episodes, as `safevla eval` would record them.
+"""Record an environment that a user's own script made: the interface that recording needs, the hooks that report the
+environment's events, and the cutter that turns these events into episodes, as `safevla eval` would record them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safevla_recorder.version import __version__
 _log = get_logger(__name__)
 Layer = TypeVar("Layer")
 _INNER = ("_env", "env", "unwrapped")
-"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment that they wrap."""
+"""Attributes in which wrappers, such as LeRobot's or gymnasium's, store the wrapped environment."""
 _MAX_LAYERS = 16
 
 
@@ -48,40 +48,40 @@ class RecordableEnv(ABC):
 
     host: str
     embodiment: str
-    wait_steps: int  # settling steps that evaluation loops of this simulator usually make
+    wait_steps: int  # number of settling steps in this simulator's usual evaluation loops
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0  # MuJoCo's count of unstable steps when the start was set
+    unstable_steps = 0  # MuJoCo's count of unstable steps at the time when the start was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single one; they are not checked, and a state of another
+        """Set the task's initial states, [count, state] or a single state. They are not checked: a state of the wrong
         width never matches. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
     def subscribe(self, cutter: EpisodeCutter) -> Undo:
-        """Report events of the environment to `cutter` from now on; return a function that removes the hooks."""
+        """Report the environment's events to `cutter` from now on; return a function that removes the hooks."""
 
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Attach a recorder to the current model and take record 0; return the recorder and a function that detaches
+        """Attach a recorder to the current model and take record 0; return the recorder, and a function that detaches
         it.
 
-        Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or
-        the simulation diverged after the start was set, when the count was `self.unstable_steps`.
+        Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or if
+        the simulation has become unstable since the start was set, when MuJoCo's count was `self.unstable_steps`.
         """
 
     @property
     def is_recorded(self) -> bool:
-        """True if another recording cuts episodes from this environment; a monitor may still watch it."""
+        """True if another recording uses this environment; a monitor does not count."""
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
-        """Return how often MuJoCo has reset the current simulation because it was unstable; 0 without robosuite."""
+        """Return how often MuJoCo has reset the simulation because it was unstable; 0 without robosuite."""
         simulation = getattr(self._env, "sim", None)
         data = getattr(getattr(simulation, "data", None), "_data", None)
         return 0 if data is None else unstable_steps(data)
@@ -92,37 +92,37 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def is_still(self, action: Action) -> bool:
-        """Return whether the action [A] does not move the arm, as settling actions do; the gripper may move."""
+        """Return whether the action [A] leaves the arm still, as settling actions do; the gripper may move."""
 
     @abstractmethod
     def target_object(self) -> str | None:
-        """Return the goal's first target; None if it has none."""
+        """Return the first target object of the goal; None if the goal has no target."""
 
     def instruction(self) -> str:
         """Return the current episode's instruction."""
         return self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return the host-specific fields of the header of an episode."""
+        """Return the host-specific fields for an episode's header."""
         return {}
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if a robosuite reset keeps the simulation, so that seed and initial state do not determine a start."""
+        """True if robosuite's reset keeps the simulation; seed and initial state then do not determine a start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
-        """Return the result of `read_simulation` for robosuite's environment."""
+        """Call the function `read_simulation` with robosuite's environment."""
         return read_simulation(self._env)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return the poses that a reset gave to fixtures, see `read_poses`."""
+        """Return the poses that the last reset gave to fixtures, in the form of `read_poses`."""
         return read_poses(self._env, self.fixture_roots())
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that the host's rollouts would write, without facts about the start that only they know."""
+        """Return the header that `safevla eval` would write, without facts about the start that only it knows."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -140,7 +140,7 @@ class RecordableEnv(ABC):
 def episode_header(
     task: TaskLabel, *, success: bool, env_seed: int | None, index: int | None, **fields: object
 ) -> dict[str, object]:
-    """Return an episode's header; `index` is that of the initial state, None = unknown.
+    """Return an episode's header. `index` is the index of the initial state; None = unknown.
 
     `fields` are the other `HEADER_FIELDS`: `dt` [s], `target_object`, `embodiment`, `versions`, `dropped_pairs`.
     `episode_id` is benchmark/task_id/init_NNN, or `init_unknown` without an index.
@@ -159,14 +159,14 @@ def episode_header(
 
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
-    """Return the poses of bodies of robosuite's environment: name -> position [3] in m, quaternion [4] wxyz."""
+    """Return the poses of bodies in robosuite's environment: name -> position [3] in m, then quaternion [4] wxyz."""
     bodies = [(name, env.sim.model._model.body(name)) for name in names]
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
 
 def read_simulation(env: object) -> dict[str, object]:
-    """Return whether robosuite's environment has an offscreen renderer, whether its resets are hard, and the kernels of
-    NumPy's OpenBLAS. Unknown facts are left out.
+    """Return facts about robosuite's environment: whether it has an offscreen renderer, whether its resets are hard,
+    and the kernels of NumPy's OpenBLAS. Unknown facts are left out.
     """
     options = {
         "offscreen_renderer": getattr(env, "has_offscreen_renderer", None),
@@ -179,13 +179,13 @@ def read_simulation(env: object) -> dict[str, object]:
 
 @lru_cache(maxsize=None)
 def openblas_kernel() -> str | None:
-    """Return the kernels that the OpenBLAS in NumPy's wheel chose for this processor, such as `SkylakeX`; None for
-    other builds of NumPy. The function names are those of OpenBLAS and of scipy-openblas.
+    """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`; None unless
+    NumPy comes from a wheel with OpenBLAS. The functions that are tried are OpenBLAS's and scipy-openblas's.
     """
     package = Path(np.__file__).parent
     for library in [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
-            loaded = ctypes.CDLL(str(library))  # NumPy has loaded it: this is the same instance
+            loaded = ctypes.CDLL(str(library))  # the instance that NumPy has already loaded
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
                 read = getattr(loaded, f"{prefix}openblas_get_corename{suffix}", None)
                 if read is not None:
@@ -195,25 +195,25 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of these distributions and of safevla-bench, else of safevla-recorder."""
+    """Return the installed versions of `names`, and of safevla-bench or, without it, of safevla-recorder."""
     versions: dict[str, str] = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # an editable installation keeps the version of the day it was installed
+            importlib.metadata.version(name)  # only a check: the metadata of an editable installation may be outdated
             return {**versions, name: __version__}
     return versions
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:
-    """Return the outermost object of that type: `env` itself or one that it wraps; None if there is none."""
+    """Return the outermost object of type `kind`, which is `env` or an object that it wraps; None if none is."""
     return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and the objects that it wraps, outermost first: attributes in `_INNER`, and any of type `kind`."""
+    """Yield `env` and the objects that it wraps, outermost first: in attributes of `_INNER`, or of type `kind`."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -234,7 +234,7 @@ def _peek(layer: object, name: str, absent: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether a wrapper has not made its inner environment yet, because it does so in its first reset."""
+    """Return whether `env` is a wrapper that makes its inner environment in its first reset, still to come."""
     absent = object()
     inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
     return _peek(env, "reset") is not None and any(part is None for part in inner)
@@ -242,7 +242,7 @@ def is_unmade(env: object) -> bool:
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
-    """Call `on_made` with each instance of these classes and their subclasses that is made in the block."""
+    """Call `on_made` with each instance of these classes or their subclasses that is made in the `with` block."""
     hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
     try:
         yield
@@ -251,7 +251,7 @@ def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None])
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `cutter`; return two functions that remove these hooks.
+    """Report each step and the close of robosuite's environment to `cutter`; return functions that remove the hooks.
 
     `is_success` reads the native success from a step's result. A close is reported before it happens, as an
     interruption.
@@ -274,7 +274,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # `RecordableEnv.is_recorded` looks for this; hooks around this one copy it
+    env.step.is_recording = True  # read by `RecordableEnv.is_recorded`; later hooks copy this attribute
     return hooks
 
 
@@ -283,14 +283,14 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
 
 @dataclass(frozen=True)
 class LoopRules:
-    """Facts about a loop that only its owner knows; None = unknown, also in the record."""
+    """Facts about a loop that only its author knows; None means unknown, and is recorded as unknown."""
 
     policy: str
     wait_steps: int
     horizon: int | None = None
     seed: int | None = None
     privileged: bool = False
-    worker: str | None = None  # name of this process among several, for the episodes' ids
+    worker: str | None = None  # name of this process for the episodes' ids, if several processes record
 
 
 KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
@@ -298,12 +298,12 @@ KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
 
 @dataclass
 class _RunningEpisode:
-    row: EpisodeRow  # without outcome, steps and reason, which are known when the episode ends
+    row: EpisodeRow  # outcome, steps and reason are filled in when the episode ends
     recorder: Recorder
     detach: Undo
-    fixtures: dict[str, list[float]]  # poses of fixtures if seed and initial state do not determine them; else empty
+    fixtures: dict[str, list[float]]  # poses of fixtures; empty if seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The seed of an earlier reset and the number of resets since, if this reset had no seed; else empty."""
+    """If this episode's reset had no seed: the seed of an earlier reset, and the number of resets since; else empty."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -320,9 +320,9 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 class EpisodeCutter:
     """Cuts episodes from the events of one environment, and passes each to `keep` as soon as it ends.
 
-    `next_number` gives the number of the next episode of this task. No method raises an exception into the loop: an
-    error here costs the current episode, and one warning says so. `lost` counts such episodes; `is_closed` says that
-    the environment has been closed.
+    `next_number` returns the number of this task's next episode. No method raises an exception into the user's loop:
+    after an error in recording, the current episode is lost, and one warning says so. `lost` counts these episodes.
+    `is_closed` is true after the environment was closed.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
@@ -330,10 +330,10 @@ class EpisodeCutter:
         self._running: _RunningEpisode | None = None
         self._is_over = False  # steps between an episode's end and the next reset belong to no episode
         self._waited = 0
-        self._new_seed: int | None = None  # since the last reset
-        self._env_seed: int | None = None  # of the last reset
-        self._last_seed: int | None = None  # the script may give it at any time
-        self._resets = 0  # since then
+        self._new_seed: int | None = None  # seed given since the last reset
+        self._env_seed: int | None = None  # seed used by the last reset
+        self._last_seed: int | None = None  # the last seed given at any time
+        self._resets = 0  # number of resets since the last seed was given
         self._index: int | None = None
         self._action: Action | None = None
         self._warned: set[str] = set()
@@ -348,7 +348,7 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the block raises, discard the current episode with one warning; the user's loop continues."""
+        """If the `with` block raises, discard the current episode with one warning; the user's loop continues."""
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
@@ -369,16 +369,16 @@ class EpisodeCutter:
 
     @_guarded
     def on_seed(self, seed: object) -> None:
-        """Keep the seed for the next reset only, since the generator then advances, and restart the count of resets. A
-        seed that is not an integer, such as None or an array, is recorded as unknown.
+        """Store the seed for the next reset only, because later resets continue the generator, and count resets from 0
+        again. A seed that is not an integer, such as None or an array, is recorded as unknown.
         """
         self._new_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets = 0
 
     @_guarded
     def on_interruption(self) -> None:
-        """End the running episode, if any, before a reset, another state or the close: as `stopped` if fewer steps were
-        made than a given horizon, else as `timeout`.
+        """End the running episode, if any, before a reset, a new state or the close. The outcome is `stopped` if a
+        horizon is given and fewer steps were made, else `timeout`.
         """
         if self._running is None:
             return
@@ -390,28 +390,28 @@ class EpisodeCutter:
 
     @_guarded
     def stop(self, reason: str) -> None:
-        """End the running episode, if any, as `stopped`, with `reason` in its row."""
+        """End the running episode, if any, as `stopped`, with `reason` in its row of the run's table."""
         if self._running is not None:
             self._end_episode("stopped", reason)
 
     @_guarded
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the previous one and no initial state."""
+        """Start settling again after a reset, with the seed given since the previous reset and no initial state."""
         self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
 
     @_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Start settling again from the initial state with that index; None = another state. The reset's seed stays."""
+        """Start settling again from the initial state with that index (None = unknown), keeping the reset's seed."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
     @_guarded
     def before_step(self, action: object) -> None:
-        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-        Does nothing between an episode's end and the next reset or state set. The episode is lost if a settling step
-        moves the arm or the model cannot be recorded.
+        """Before a step, take record 0 if settling is over and no episode runs, and end the episode as `invalid_action`
+        if the action is unusable. Does nothing between an episode's end and the next reset or new state. The episode is
+        lost if a settling step moves the arm, or the model cannot be recorded.
         """
         if self._is_over:
             return
@@ -436,8 +436,8 @@ class EpisodeCutter:
 
     @_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
-        """Count a settling step, or record the control step with its `cost`, as `add_costs` takes it. Success and the
-        horizon end the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
+        """After a step, count it as settling, or record it with its `cost` in a form for `add_costs`. Success or the
+        horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
         if self._is_over:
             return
@@ -460,7 +460,7 @@ class EpisodeCutter:
 
     @_guarded
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback for an `Exception`, else as `stopped`."""
+        """End the running episode, if any: for an `Exception` as `crashed` with the traceback, else as `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -493,7 +493,7 @@ class EpisodeCutter:
         if self._env_seed is None and self._last_seed is not None and self._resets:
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
-        self._env_seed = None  # another state set without a reset would not start from this seed
+        self._env_seed = None  # an episode that starts later without a reset does not have this seed
 
     def _begin_row(self) -> EpisodeRow:
         task, rules, number = self._env.task, self._rules, self._next_number()
@@ -549,7 +549,7 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # that of an exception group does not begin so
+        is_traceback = "Traceback (most recent call last)" in reason  # an exception group's does not begin with this
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

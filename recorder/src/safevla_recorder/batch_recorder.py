@@ -4,15 +4,15 @@
     recorder.begin(net_force_n, poses={"cube": (position, quaternion)})  # [512, 2] or [512, 2, 3], [512, 3], [512, 4]
     while True:
         for _ in range(substeps):
-            ...                                          # the simulator's own step, of all worlds
+            ...                                          # the simulator's own step of all worlds
             recorder.substep(net_force_n)
         for episode in recorder.step(action, poses=..., done=done):
             writer.write(episode, success=bool(success[episode.world]))
-        recorder.begin(net_force_n, poses=..., env_ids=done)  # record 0 of the worlds that were reset
+        recorder.begin(net_force_n, poses=..., env_ids=done)  # record 0 of worlds that were reset
 
 The records of each world equal those of an `EpisodeRecorder` that receives only the net forces of the declared pairs.
-Arrays are NumPy arrays or torch tensors. GPU tensors stay on the device until the episode ends; only one Boolean per
-world is copied per control step. Other arguments that `numpy.asarray` accepts, such as JAX arrays, are copied.
+Arrays are NumPy arrays or torch tensors. Tensors on a GPU stay there until the episode ends; in each control step only
+one Boolean per world is copied to the host. Other arguments of `numpy.asarray`, such as JAX arrays, are copied.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of a record for each pair: over the substeps, of counted forces; at the last substep, of all forces [N]."""
+"""Each pair's readings [N]: peak and sum over the substeps, of forces that count; all forces at the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
-"""Positions [N, 3] in m and quaternions [N, 4], w first, in the frame of each world; None = positions only."""
+"""Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
 _READINGS, _ACTION = "readings", "action"
 _PART_PLACES, _PART_TURNS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
@@ -49,10 +49,11 @@ class BatchRecorder:
     """Records the episodes of N worlds that step together: call `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]], num_envs: int) -> None:
-        """Keep the scene of every world and the pairs of its shapes whose net forces will be passed, in that order.
+        """Store the scene of all worlds, and the pairs of shapes whose net forces will be passed, in the order of
+        `pairs`.
 
-        Bodies of undeclared pairs never touch in the records. Raises `HostError` if the scene's `forces` are not only
-        `net_force_n`, a shape is not in the scene, or two pairs have the same two bodies.
+        In the records, bodies of other pairs never touch. Raises `HostError` if the scene's `forces` are not
+        `net_force_n`, a shape is not in the scene, or two pairs have the same bodies.
         """
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
@@ -60,7 +61,7 @@ class BatchRecorder:
         self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
         self._running = np.zeros(num_envs, dtype=np.bool_)
-        self._first_row = np.zeros(num_envs, dtype=np.int64)  # of the episode of each world
+        self._first_row = np.zeros(num_envs, dtype=np.int64)  # first row of each world's episode
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
@@ -68,11 +69,11 @@ class BatchRecorder:
         self._timeline = ReadingTables(self._arrays, self.num_envs)
         self._bodies: dict[str, bool] = {}
         self._subgoals: tuple[str, ...] = ()
-        self._sizes: dict[str, int] = {}  # size of each reading of a record, in the order of a row
+        self._sizes: dict[str, int] = {}  # size of each reading in a row, in the row's order
         self._action_size: int | None = None
         self._substeps = 0
-        self._sums: dict[str, Array] = {}  # over the substeps of this control step
-        # Substeps that each pair must be apart before it counts, see `BodyPairs`, and those that remain, [N, K].
+        self._sums: dict[str, Array] = {}  # peaks, sums and last values in the current control step
+        # Substeps that each pair must be apart before it counts (see `BodyPairs`), and how many remain, [N, K].
         self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2))
 
     def begin(
@@ -87,20 +88,20 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of some worlds, between two control steps; rows of other worlds are
+        """Take record 0, the settled state, of some worlds, between two control steps. Rows of other worlds are
         ignored.
 
-        Their current episode is dropped, even if this raises. The first `begin` determines families and sizes, until no
-        world is in an episode.
+        The current episode of these worlds is dropped, even if this method raises. The first call determines the
+        families and sizes of readings for as long as any world is in an episode.
 
         Args:
-            net_force_n: net forces of the declared pairs [N]: vectors [N, K, 3] in the world frame or norms [N, K];
-                None = no pair is declared, and contacts are not recorded. A pair with zero force does not touch.
-            poses: of the tracked bodies by name.
-            eef: of the end effector.
-            torques_nm: of the arm's joints [N, J], base first [N·m]; every substep must then pass them.
+            net_force_n: net forces of the declared pairs [N]: vectors [N, K, 3] in the world frame, or norms [N, K]. A
+                pair with zero force does not touch. None = no pair is declared, and contacts are not recorded.
+            poses: poses of the tracked bodies, by name.
+            eef: poses of the end effector.
+            torques_nm: torques of the arm's joints [N, J], base first [N·m]; every substep must then pass them.
             state: all numbers that determine a world's state, [N, S].
-            parts: of the scene's `parts`, in their order, with orientations.
+            parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds [N], by name.
             env_ids: the worlds, by number or as a mask [N]; None = all.
 
@@ -132,14 +133,14 @@ class BatchRecorder:
         self._running[worlds], self._first_row[worlds] = True, self._timeline.last
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
-        """Take the net forces of the pairs, as `begin` does, and the arm's torques [N, J], N·m, of the substep that has
-        just ended in all worlds.
+        """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
+        `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has begun, or families or sizes differ from those of record 0; all worlds must
-        then begin again.
+        Raises `HostError` if no world has begun, or if families or sizes differ from those of record 0; after the
+        latter, all worlds must begin again.
         """
         running = self._require_running()
-        self._running = np.zeros_like(running)  # reset below when this substep has been taken
+        self._running = np.zeros_like(running)  # restored below if this substep succeeds
         norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
         check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
         if torques_nm is not None:
@@ -164,8 +165,8 @@ class BatchRecorder:
         parts: Sequence[BatchPose] = (),
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
-        """Add the record of the control step driven by `action` [N, A], read after its last physics step and before any
-        reset; return the episodes that end with it, where `done` [N] is true, in order of world.
+        """Add the record of the control step driven by `action` [N, A], after its last physics step and before any
+        reset. Return the episodes that end with this record, those with true `done` [N], in the order of worlds.
 
         Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
         sizes differ from those of record 0; the call can be repeated.
@@ -185,7 +186,7 @@ class BatchRecorder:
         return self.end(ended)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of these worlds, by number or as a mask [N], None = all; return them in order of world."""
+        """End the episodes of worlds, by number or as a mask [N], None = all; return them in the order of worlds."""
         worlds = [world for world in self._read_worlds(env_ids) if self._running[world]]
         self._running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
@@ -249,7 +250,7 @@ class BatchRecorder:
         return {name: values for name, values in rows.items() if values is not None}
 
     def _lay_out(self, rows: Mapping[str, Array]) -> Array:
-        """Return the readings of each world as one row [N, F], in the order of record 0, which sets the families."""
+        """Return each world's readings as one row, [N, F], in the order of record 0, which determines the families."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -279,18 +280,18 @@ class BatchRecorder:
 
 @dataclass(frozen=True)
 class BodyPairs:
-    """The K declared pairs of shapes, each of two different bodies, with the rules of `ContactFilter`."""
+    """The K declared pairs of shapes, each of two different bodies, with the rules of `ContactFilter` for them."""
 
     geoms: GeomMap
     shapes: Ints  # [2, K], indices in `SceneMap.shapes`
-    bodies: Ints  # [2, K], indices in `roles`, the lower one first
+    bodies: Ints  # [2, K], indices in `roles`, the lower index first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Per index of a body that both finger groups may touch: which pairs belong to each group, [K]."""
+    """Maps the index of each body that both finger groups may touch to two masks: the pairs of either group, [K]."""
     needed_substeps: Floats
-    """Successive substeps that each pair must be apart before it counts, [2, K]: if it does not touch in record 0, and
-    if it does. 0 = it counts at once, inf = never."""
-    mechanical: frozenset[tuple[int, int]]  # body pairs that are always left out
-    resting: frozenset[tuple[int, int]]  # body pairs that are left out if they touch in record 0
+    """Successive substeps apart until a pair counts, [2, K]: for a record 0 in which it does not touch, and one in
+    which it does. 0 = it counts at once, inf = never."""
+    mechanical: frozenset[tuple[int, int]]  # body pairs that never count
+    resting: frozenset[tuple[int, int]]  # body pairs that are dropped if they touch in record 0
 
     @property
     def count(self) -> int:
@@ -298,7 +299,7 @@ class BodyPairs:
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of records, given the peaks and sums of their counted forces [N], [R, K]."""
+        """Return the contacts of R records, from the peaks and sums of the counted forces [N], [R, K] each."""
         order = np.lexsort(self.bodies[::-1])
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
@@ -308,7 +309,7 @@ class BodyPairs:
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
-        """Return the result of `contacts.gripped_bodies` for these net forces [R, K]; None without fingers."""
+        """Return the gripped bodies, as `contacts.gripped_bodies` does, for net forces [R, K]; None without fingers."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, sides in sorted(self.grips.items()):
             first, second = (force[:, side].max(axis=1) for side in sides)
@@ -318,7 +319,7 @@ class BodyPairs:
 
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
-    """Return the pairs of a scene's shapes. Raises `HostError` as `BatchRecorder` does."""
+    """Return the declared pairs of a scene's shapes. Raises the same errors as `BatchRecorder`."""
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
@@ -346,7 +347,7 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `needed_substeps`, `mechanical`, `resting` of `BodyPairs`, by probing no pair, then all, in record 0."""
+    """Return `BodyPairs`'s last three fields, by filtering with a record 0 in which no pair touches, then all do."""
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
     apart, touching = (ContactFilter(probed, first) for first in (none, every))
@@ -359,12 +360,12 @@ def _probe_filter(
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """The ended episode of one world; `RunWriter.write` accepts it like a recorder."""
+    """The ended episode of one world; `RunWriter.write` accepts it in place of a recorder."""
 
     world: int
     _scene: SceneMap
     _pairs: BodyPairs
-    _rows: Mapping[str, Floats]  # readings of all records by name, [R, numbers]
+    _rows: Mapping[str, Floats]  # readings of all R records by name, [R, numbers]
     _bodies: Mapping[str, bool]  # the bodies with poses: True if their quaternions are given
     _subgoals: tuple[str, ...] = ()
 
@@ -378,7 +379,7 @@ class EndedEpisode:
         return tuple((names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & first)))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the episode under that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
+        """Return the episode with that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
         action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
@@ -415,8 +416,8 @@ class EndedEpisode:
 
 
 class BatchArrays:
-    """Arrays of N worlds: NumPy arrays, or torch tensors on the device of the first of `samples` that is on one. torch
-    is not imported here; a caller that passes tensors has imported it.
+    """Arrays of N worlds: torch tensors on the device of the first of `samples` that is on a device, else NumPy arrays.
+    This module does not import torch; a caller that passes tensors has imported it.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -426,18 +427,18 @@ class BatchArrays:
         self._options = {"dtype": self.xp.float64, **({} if tensor is None else {"device": tensor.device})}
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
-        """Return zeros of these sizes."""
+        """Return an array of zeros with these sizes."""
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
-        """Return numbers as a float64 array of this kind, without a copy if they are one already."""
+        """Return numbers as a float64 array of this kind; the memory is shared if possible."""
         if hasattr(values, "detach"):
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`; a size of None matches any.
-        Raises `HostError` for other shapes and for values that are not real numbers.
+        """Return `values` as an array [N, *sizes], or [N, *sizes, 3] if vectors are allowed (`or_vectors`); a size of
+        None matches any size. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
         array: Array = None
         with suppress(TypeError, ValueError, RuntimeError):
@@ -453,7 +454,7 @@ class BatchArrays:
         return array
 
     def read_norms(self, values: Array, pairs: int) -> Array:
-        """Return the norms of forces [N, K] or [N, K, 3]; NaN where a norm is negative."""
+        """Return the norms of forces, which are norms [N, K] or vectors [N, K, 3]; NaN for a negative norm."""
         force = self.read("the net forces", values, pairs, or_vectors=True)
         if len(force.shape) == 3:
             force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
@@ -461,17 +462,17 @@ class BatchArrays:
 
 
 def is_on_device(values: Array) -> bool:
-    """Return whether this is a torch tensor on a device, which NumPy cannot read directly."""
+    """Return whether `values` is a torch tensor outside host memory, which NumPy cannot read directly."""
     return hasattr(values, "detach") and values.device.type != "cpu"
 
 
 def copy_to_host(values: Array) -> NDArray[Any]:
-    """Return an array, or a tensor on any device, as a NumPy array; without a copy if it is in host memory."""
+    """Return an array or tensor as a NumPy array; without a copy if it is in host memory."""
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
 class ReadingTables:
-    """Tables of the readings of control steps, [N, F] each, by name, in blocks; `last` is the newest row."""
+    """Tables of readings by name, in blocks of rows: one row [N, F] per control step; `last` is the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
@@ -479,7 +480,7 @@ class ReadingTables:
         self._dropped = self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write the newest row of these worlds, [W, F]; None = of all."""
+        """Write values of these worlds, [W, F], into the newest row; None = of all worlds."""
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
@@ -489,7 +490,7 @@ class ReadingTables:
             block[name][row, worlds] = table
 
     def advance(self, oldest: int) -> None:
-        """Begin a new row; a block whose rows all come before `oldest` is reused."""
+        """Begin a new row; a block is reused if all its rows come before `oldest`."""
         self.last += 1
         if self.last % _BLOCK == 0:
             is_free = oldest // _BLOCK > self._dropped
@@ -497,7 +498,7 @@ class ReadingTables:
             self._dropped += is_free
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
-        """Return the rows of a world from `first` on, [R, F], in host memory."""
+        """Return a world's rows from `first` on as tables [R, F] in host memory."""
         blocks = self._blocks[first // _BLOCK - self._dropped :]
         stop = self.last + 1 - first // _BLOCK * _BLOCK
         rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]

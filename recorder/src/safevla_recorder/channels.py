@@ -1,10 +1,10 @@
-"""The channels of an episode, one row each. Arrays, files, validation and the JSON schema are derived from `CHANNELS`.
+"""The channels of an episode. Arrays, files, validation and the JSON schema are derived from the table `CHANNELS`.
 
-Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
-fail, W bodies of known weight, D doors and drawers, I of them with a known interior, J joints, A numbers of an action,
+Shapes contain symbols: n records, P bodies with positions, Q bodies with orientations, V bodies whose tracking can
+fail, W bodies of known weight, D doors and drawers, I of these with a known interior, J joints, A numbers of an action,
 K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An episode of n
 records has n - 1 actions. In a record of several arms, each row of a channel `per_arm` holds the values of the first
-arm, then those of the next; rows of joints are concatenated in the same order.
+arm, then those of the next arm; rows of joints are concatenated in the same order.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
-"""Largest magnitude of a number that is judged. Plausible values are smaller; the squares of such numbers are
-finite."""
+"""Largest magnitude of a number that is judged. Plausible values are far smaller, and squares remain finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
-OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of contacts that older records lack
+OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of `contacts` that older records lack
 LINK_MOTION = "link_motion"
-"""Motion of the movable parts of the header's `geometry` since record 0, one column for each of M components."""
-POLICY_ACTION = "policy_action"  # the policy's own actions, in episodes in which a filter executed others
+"""Motion, since record 0, of the movable parts in the header's `geometry`: one column per component, M in total."""
+POLICY_ACTION = "policy_action"  # the policy's actions, in episodes in which a filter changed some of them
 CHUNK_STEP = "chunk_step"
-"""Origin of each action of a policy that computes several at a time: the number of its chunk in the episode, and its
-step in that chunk, both from 0; −1 = it came from no chunk."""
+"""Origin of each action, if a policy computes several at a time: its chunk's number in the episode and its step there,
+both from 0; −1 = the action came from no chunk."""
 LABEL_COST = "label_cost"
-"""Costs from the simulator itself, such as `info["cost"]` of each step; the header field `LABELS` names the K columns.
-−1 = the step has no such cost."""
+"""Costs that the simulator reports per step, such as `info["cost"]`; the header field `LABELS` names the K columns. −1
+= the step has no such cost."""
 LABELS = "labels"
 SUBGOALS = "subgoals"
-"""Whether each predicate of the goal holds, as the simulator evaluated it; `SUBGOAL_NAMES` names the G columns."""
+"""Whether each predicate of the goal holds, as evaluated by the simulator. `SUBGOAL_NAMES` names the G columns."""
 SUBGOAL_NAMES = "subgoal_names"
 HANDLING = ("supported", "opening", "entered")
-"""Whether contacts with bodies other than the robot carry half of a body's weight; the opening of a door or drawer as a
-share of its travel; whether the end effector is inside it. Older records lack these channels.
+"""Three channels that older records lack: whether contacts with bodies other than the robot carry at least half of a
+body's weight; the opening of a door or drawer, as a share of its travel; whether the end effector is inside it.
 """
 UNREPLAYED = (POLICY_ACTION, CHUNK_STEP, LABEL_COST)
-"""Channels that are not derived from the simulator's state, so that a replay has different ones or none."""
+"""Channels that do not follow from the simulator's state: a replay has other values, or none."""
 
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """One channel: name, shape of its array, dtype, unit, and the checks on its numbers.
+    """One channel: its name, the shape of its array, dtype, unit, and the checks on its numbers.
 
-    Every channel is optional: one that was not recorded has no array, and clauses that need it are not judged.
+    Every channel is optional. A channel that was not recorded has no array, and clauses that need it are not judged.
     """
 
     name: str
@@ -53,20 +52,20 @@ class ChannelSpec:
     dtype: str = REAL
     unit: str = ""
     bodies: str = ""
-    """Name of the array of the bodies in each row, as indices in `roles`; empty if rows do not refer to bodies."""
+    """Name of the array that lists the bodies of each row, as indices in `roles`; empty if rows are not by body."""
     is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
     is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
-    is_rare: bool = False  # true if a table of many episodes has a column for it only if one of them recorded it
-    per_arm: bool = False  # true if a record of several arms has the shape's numbers of each arm in each row
+    is_rare: bool = False  # true if tables of episodes omit the column when no episode recorded it
+    per_arm: bool = False  # true if, with several arms, each row has these numbers for each arm
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (-1 = none)."""
+        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (−1 = no body)."""
         return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
-        """True if each row holds numbers, or one value, for each of several bodies."""
+        """True if each row holds one or several values for each of several bodies."""
         return bool(self.bodies)
 
     @property
@@ -76,27 +75,27 @@ class ChannelSpec:
 
     @property
     def is_grip(self) -> bool:
-        """True if the rows say what the gripper touches or holds, instead of measured numbers."""
+        """True if the rows say what the gripper touches or holds; such rows are not measured numbers."""
         return self.dtype != REAL and self.is_scalar
 
     @property
     def is_scalar(self) -> bool:
-        """True if each row is a single value instead of a list."""
+        """True if each row is a single value, not a list."""
         return len(self.shape) == 1
 
     @property
     def is_per_action(self) -> bool:
-        """True if an episode of n records has n - 1 rows."""
+        """True if an episode of n records has n - 1 rows, one per action."""
         return self.shape[0] == "n-1"
 
     @property
     def row_size(self) -> int:
-        """Length of the last axis; 0 if it varies."""
+        """Length of the last axis; 0 if the length varies."""
         return self.shape[-1] if isinstance(self.shape[-1], int) else 0
 
     @property
     def pose_size(self) -> int:
-        """Numbers per body of a row: 3, 4, or 1."""
+        """Number of values for each body of a row: 3, 4 or 1."""
         return self.row_size or 1
 
 
@@ -132,9 +131,9 @@ CONTACT_COLUMNS = {
     "b": PLACE,
     **dict.fromkeys(("force_n", "impulse_ns", *OF_CONTACTS), REAL),
 }
-"""Dtype of each column of `contacts`; `step` is the record. A force or impulse that is NaN was not recorded."""
+"""Dtype of each column of `contacts`. `step` is the record's number. NaN = the force or impulse was not recorded."""
 FORCES = ("force_n", NET_FORCE)
-"""The forces that a contact may have: that of its largest single contact point, and the net force of its two bodies."""
+"""Forces of a contact: `force_n` at the largest single contact point, and the net force of the two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
@@ -143,13 +142,13 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def recorded_forces(forces: Any) -> tuple[str, ...]:
-    """Return which of `FORCES` a record holds, given its header's `forces`; None = `force_n`, as in older records."""
+    """Return which of `FORCES` a record holds, from its header's `forces`; for None, as in older records, `force_n`."""
     return FORCES[:1] if forces is None else tuple(forces)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return channels as keyword arguments of the dataclass `owner`. Channels without a field in `owner` are collected
-    under `further`, except those that are None.
+    """Return channels as keyword arguments for the dataclass `owner`. Channels that are not fields of `owner` are
+    collected in `further`, unless they are None.
     """
     declared = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in declared}

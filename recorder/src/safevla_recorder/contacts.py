@@ -1,4 +1,4 @@
-"""Contacts of some substeps, from any simulator: peaks and impulses, the gripped body, and the contact filter.
+"""Contacts of substeps in any simulator: their peaks and impulses, the gripped body, and the filter of contacts.
 
 Resting and mechanical contacts are left out (docs/explanation/fidelity.md, static contacts).
 """
@@ -25,9 +25,9 @@ _NEVER = -1
 class GeomMap:
     """The recorded bodies of an episode and the geoms that they own; constant over the episode.
 
-    `place` [G] is the index in `roles` of the body that owns each geom, `fingers` [G] is 1 or 2 for the geoms of the
-    two finger groups, else 0, None = there is no such gripper; `fixtures` [G] is the number of a geom's fixture, 0 =
-    none. With several arms, 3 and 4 are the finger groups of the second, and so on.
+    `place` [G] is the index in `roles` of the body that owns each geom. `fingers` [G] is 1 or 2 for geoms of the two
+    finger groups, else 0; None = the robot has no such gripper. With several arms, 3 and 4 are the second arm's finger
+    groups, and so on. `fixtures` [G] is the number of the fixture that a geom belongs to; 0 = none.
     """
 
     roles: Mapping[str, str]
@@ -36,29 +36,29 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES  # the forces in `FORCES` that the contacts of this episode hold
+    forces: tuple[str, ...] = FORCES  # the forces of `FORCES` that this episode's contacts have
     torque_source: str | None = None
-    """Source of the torques, such as `qfrc_actuator`; None = there are none, or it is unknown."""
+    """Source of the torques, such as `qfrc_actuator`; None = unknown, or torques are not recorded."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
-    """Index of a body -> the force that balances its weight, in the world frame [N], [3]."""
-    geometry: str | None = None  # description of the scene by `geometry.Geometry`; None = not recorded
+    """Maps the index of a body to the force that balances its weight, in the world frame [N], [3]."""
+    geometry: str | None = None  # the scene's description, `Geometry.text`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Name of each of several arms -> its recorded bodies; empty = one arm, to which the whole robot belongs."""
-    arm_joints: Sequence[int] = ()  # number of joints of each of several arms; empty = torques are not recorded
+    """Maps each arm's name to its recorded bodies; empty = there is one arm, the whole robot."""
+    arm_joints: Sequence[int] = ()  # joints of each arm, if there are several; empty = no torques are recorded
 
     @cached_property
     def robot(self) -> Bools:
-        """True for each recorded body that is part of the robot, [B]."""
+        """Whether each recorded body is part of the robot, [B]."""
         return np.array([role == "robot" for role in self.roles.values()])
 
     @cached_property
     def arm(self) -> Ints:
-        """Number of the arm that each recorded body belongs to, from 1, 0 = none, [B]."""
+        """The number, from 1, of the arm that each recorded body belongs to; 0 = none, [B]."""
         return group_numbers(self.roles, self.arms.values())
 
     @property
     def header(self) -> dict[str, object]:
-        """The header's fields on the scene's geometry and, if there are several, on arms."""
+        """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
         if not self.arms:
             return {"geometry": self.geometry}
         joints, bodies = tuple(self.arm_joints) or None, {body: name for name, own in self.arms.items() for body in own}
@@ -67,19 +67,19 @@ class GeomMap:
 
     @cached_property
     def sides(self) -> Ints:
-        """`fingers`, all 0 without such a gripper, [G]."""
+        """The array `fingers`, or zeros if it is None, [G]."""
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
-    """Return the number, from 1, of the group that each member is in, 0 = none, [M]."""
+    """Return the number, from 1, of the group that contains each member; 0 = none, [M]."""
     number = {member: place for place, group in enumerate(groups, start=1) for member in group}
     return np.array([number.get(member, 0) for member in members], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class SubstepContacts(ABC):
-    """Geom pairs that touch in some substeps, [C] each, in the simulator's order; `substep` is ascending."""
+    """The geom pairs that touch in some substeps, in the simulator's order, [C] each; `substep` is ascending."""
 
     substeps: int
     substep: Ints
@@ -88,23 +88,23 @@ class SubstepContacts(ABC):
 
     @property
     def are_net(self) -> bool:
-        """True if the forces are net forces of two geoms, not forces at single contact points."""
+        """True if each force is the net force of two geoms, False if it acts at a single contact point."""
         return False
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+        """Return the norms of the chosen contacts' 3-D forces (normal and two tangents, no torques) [N], [K]."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms only."""
+        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = norms only."""
 
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts with forces from the simulator: norms [C], or vectors on the second geom, world frame [C, 3].
+    """Contacts with the simulator's forces: norms [C], or vectors [C, 3] on the second geom in the world frame.
 
-    `are_net`: each is the net force of its two geoms, not the force at one contact point.
+    If `are_net`, each force is the net force of the two geoms, not the force at one contact point.
     """
 
     force_n: Floats
@@ -116,20 +116,20 @@ class MeasuredContacts(SubstepContacts):
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms only."""
+        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = norms only."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak forces [N] and impulse [N·s] of the contacts `which`, one row per record and body pair.
+    """Return the peak forces [N] and impulses [N·s] of the contacts `which`, one row per record and body pair.
 
-    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. `force_n` is the largest force
-    of a single contact point, `net_force_n` the largest norm over the substeps of the vector sum, NaN without vectors.
-    The impulses are Σ force · `substep_s` over substeps and contacts, and Σ norm of the vector sum · `substep_s` over
-    substeps; both are NaN if `substep_s` is None, as for an instant. Rows are ordered by record, then by body pair with
-    a < b. Without contacts there are no rows.
+    `owner` [substeps] is the record of each substep, and `place` [G] the body of each geom. `force_n` is the largest
+    force of a single contact point. `net_force_n` is the largest norm, over the substeps, of the vector sum of forces;
+    NaN without vectors. `impulse_ns` is Σ force · `substep_s` over substeps and contacts, and `net_impulse_ns` is Σ
+    norm of the vector sum · `substep_s` over substeps; both are NaN if `substep_s` is None, as for a single instant.
+    Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -152,7 +152,7 @@ def contact_peaks(
 
 
 def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
-    """Return the largest norm and the sum of norms, over substeps, of each group's vector sums, [groups]."""
+    """Return, for each group's vector sum per substep, its largest norm and the sum of its norms, [groups]."""
     instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
     sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
     peak, total = np.zeros(groups), np.zeros(groups)
@@ -165,20 +165,20 @@ def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tupl
 
 
 def vector_norms(vectors: Floats) -> Floats:
-    """Return the norms of vectors [K, 3], [K]."""
+    """Return the norms [K] of vectors [K, 3]."""
     norms: Floats = np.sqrt(vectors[:, 0] ** 2 + vectors[:, 1] ** 2 + vectors[:, 2] ** 2)
     return norms
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Join the contact lists of successive records; record numbers stay. Raises `ValueError` for an empty sequence."""
+    """Join the contact lists of successive records, keeping record numbers. Raises `ValueError` without any list."""
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the index of the body that both finger groups touch in each substep of `instants`, -1 = none, [R], or
-    [R, A] of several arms. If several bodies other than the robot qualify, the one with the largest force at a single
-    contact point is returned, among equals the one with the lowest index.
+    """Return the index of the body that both finger groups touch, in each substep of `instants`, −1 = none: [R], or [R,
+    A] with several arms. The robot's bodies do not count. Of several bodies, the one with the largest force at a single
+    contact point is returned, and of equal ones the one with the lowest index.
     """
     if not geoms.arms:
         return _gripped_by(contacts, instants, geoms, geoms.sides)
@@ -203,7 +203,7 @@ def _gripped_by(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, finge
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the body [K] that both sides, 1 and 2, touch, with the largest force if several; -1 = none."""
+    """Return the `body` that both sides, 1 and 2, touch, of several the one with the largest force; −1 = none."""
     candidates = np.intersect1d(body[side == 1], body[side == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -212,8 +212,8 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: In
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
-    """Return whether contacts with bodies other than the robot carry at least half the weight of each body of `weights`
-    in each substep of `instants`, [R, W].
+    """Return whether, in each substep of `instants`, contacts with bodies other than the robot carry at least half the
+    weight of each body in `weights`, [R, W].
     """
     instant_of = np.full(contacts.substeps, NOTHING)
     instant_of[instants] = np.arange(len(instants))
@@ -230,17 +230,17 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
 
 
 class ContactFilter:
-    """Filter of contacts by geom pair, initialized with the contacts of record 0.
+    """A filter that decides by geom pair which contacts count, given the contacts of record 0.
 
-    - Inside one recorded body, or between the parts of one fixture: never counts.
-    - The two finger groups of one gripper, and robot links that touch in record 0, unless they are of different arms:
-      mechanical, never count.
-    - Touching in record 0 without a robot geom: resting; counts after being apart for `apart_substeps` in a row.
+    - A pair inside one recorded body, or between parts of one fixture, never counts.
+    - The finger groups of one gripper, and robot links that touch in record 0 and are not of different arms, are
+      mechanical: they never count.
+    - A pair without a robot geom that touches in record 0 is resting: it counts after `apart_substeps` in a row apart.
     - Any other pair counts.
     """
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
-        """Classify geom pairs by the contacts of record 0; `dropped` then lists the body pairs that are left out."""
+        """Classify geom pairs by the contacts of record 0, and list the left-out body pairs in `dropped`."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
         self._geoms, self._apart = len(place), geoms.apart_substeps
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
@@ -260,19 +260,19 @@ class ContactFilter:
         self.dropped = _dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the resting geom pairs from 1 in the table `_fate`; return the two indices of each, [2, S]."""
+        """Number the resting geom pairs from 1 in the table `_fate`; return each pair's two indices there, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
-        self._away = np.zeros(len(low), dtype=np.int64)  # substeps that each pair has been apart so far
+        self._away = np.zeros(len(low), dtype=np.int64)  # number of substeps that each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
 
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
-        """Return whether each contact counts, [C], and release the resting pairs that came apart.
+        """Return whether each contact counts, [C], and release resting pairs that have been apart long enough.
 
-        A pair counts from the substep after the one that completed `apart` substeps without contact. Call this on
-        successive substeps: the filter keeps how long each resting pair has been apart.
+        A pair counts from the substep after the one that completed `apart_substeps` without contact. Call this on
+        successive substeps: the filter stores how long each resting pair has been apart.
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
         count = self._resting.shape[1]

@@ -1,4 +1,4 @@
-"""The raw episode: one recorded episode as plain arrays, with a header of plain values."""
+"""The raw episode: one recorded episode as plain arrays, and a header of plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
-"""Version of a record with one arm, and of one with several, which older versions of safevla-bench refuse."""
+"""The schema versions of a record with one arm and with several; older versions of safevla-bench refuse the latter."""
 _REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
 _ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
 _SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")
@@ -29,18 +29,18 @@ _LEADING = ("schema_version", *_REQUIRED, "joint_torque_limit_nm")
 HEADER_FIELDS = (*_LEADING, *_ROLLOUT, *_SIMULATOR, *_IDENTITY, *_SCENE)
 """Fields of a header, in the order of the file; `safevla_bench.trajectory.Header` describes them.
 
-Those in `_REQUIRED` are required: dt in s; target_object, None = no target.
+The fields in `_REQUIRED` are required: `dt` is in s, and `target_object` may be None (no target).
 """
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")  # header fields with integer values
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
-"""Outcomes of a recorded episode; a crash leaves no record. Exactly the outcome `success` has success true."""
+"""Outcomes of a recorded episode; a crash leaves no record. `success` is true only with the outcome `success`."""
 
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """One row of a run's table of episodes; `reason` says why it crashed, was stopped or had an invalid action.
+    """One row of a run's table of episodes; `reason` says why an episode crashed, was stopped or had an invalid action.
 
-    Other fields are None if unknown, since only the owner of a loop recorded from outside knows them.
+    Other fields may be None: unknown, because in a loop recorded from outside only the loop's author knows them.
     """
 
     episode_id: str
@@ -56,16 +56,16 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
-    code: str | None = None  # the code that ran it, see `safevla_recorder.identity.describe_code`
+    code: str | None = None  # the code of the process, see `safevla_recorder.identity.describe_code`
 
 
 @dataclass(frozen=True)
 class ContactList:
-    """Contacts of one episode in record order, [C] each: a, b are indices in `roles`; NaN = not recorded.
+    """Contacts of one episode in record order, [C] each; `a` and `b` are indices in `roles`; NaN = not recorded.
 
-    `net_force_n` is the norm of the vector sum of all contact forces of two bodies in the world frame. `force_n` is the
-    norm at the largest single contact point, or the net force if only that is known. Both are peaks over the substeps.
-    `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |vector sum| · substep.
+    `net_force_n` is the norm of the net force, the vector sum of all contact forces between two bodies. `force_n` is
+    that at the largest single contact point, or the net force if only this is known. Both are peaks over the substeps.
+    `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |net force| · substep.
     """
 
     record: Ints
@@ -77,7 +77,7 @@ class ContactList:
     net_impulse_ns: Floats = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
-        """Fill in a net impulse that is not given."""
+        """Fill in NaN for a net impulse that is not given."""
         if not len(self.net_impulse_ns):
             object.__setattr__(self, "net_impulse_ns", np.full(np.shape(self.record), np.nan))
 
@@ -90,12 +90,11 @@ class ContactList:
 class EpisodeArrays:
     """One episode of n records as plain arrays; None = the channel was not recorded.
 
-    Bodies are numbered by their index in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4], body_pos_m
-    [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact [n],
-    gripped_body [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`, time_s [n].
-    With A arms, which the header names, eef_pos_m is [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
-    [n,A].
-    `header` has `HEADER_FIELDS`; fields that are None may be missing.
+    Bodies are numbered by their index in `roles` (body -> role). The shapes are: eef_pos_m [n,3], eef_quat_wxyz [n,4],
+    body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact
+    [n], gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With A
+    arms, which the header names, they are eef_pos_m [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
+    [n,A]. `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
     """
 
     header: Mapping[str, object]
@@ -115,10 +114,10 @@ class EpisodeArrays:
     sim_state: Floats | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
     further: Mapping[str, Floats] = field(default_factory=dict)
-    """Numeric channels of `CHANNELS` without a field of their own, by name."""
+    """Numeric channels of `CHANNELS` that have no field in this class, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False where the pose of a body is unknown, despite its numbers; those of bodies not listed are always known."""
+    """False if a body's pose is unknown, despite its numbers; poses of bodies that are not listed are always known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()
@@ -127,22 +126,22 @@ class EpisodeArrays:
     entered: Bools | None = None
 
     def channel(self, name: str) -> Floats | None:
-        """Return the rows of a numeric channel, from its own field or from `further`; None = not recorded."""
+        """Return the rows of a numeric channel, from its field or from `further`; None = not recorded."""
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
 
 FIXTURES = "fixtures"
-"""Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, if no seed determines them."""
+"""Host-specific header field, if no seed determines it: root body -> position [3] in m, quaternion [4] wxyz."""
 SIMULATION = "simulation"
-"""Header field: facts besides versions that affect the last digits of a trajectory, see `read_simulation`."""
+"""Header field: facts, in addition to versions, that affect a trajectory's last digits; see `read_simulation`."""
 
 EARLIER_SEED = "earlier_seed"
-"""Host-specific header field: the `seed` of a reset before this episode's own, and the `earlier_resets` since it."""
+"""Host-specific header field: the `seed` of an earlier reset, and the number `earlier_resets` of resets since then."""
 
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
-    """Return an episode's host-specific fields with the header field `mark` set to true."""
+    """Return a copy of an episode's host-specific fields with the header field `mark` set to true."""
     return add_header_field(extra, mark, True)
 
 
@@ -153,14 +152,14 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
     return {**extra, "header": {**header, name: value}}
 
 
-NO_COST = -1.0  # value in `LABEL_COST` of a step that has no cost of that name
+NO_COST = -1.0  # value in `LABEL_COST` if a step has no cost of that name
 
 
 def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArrays:
-    """Return the recording with external costs of its n - 1 steps, each a number or a mapping of numbers by name.
+    """Return the recording with the simulator's costs of its n - 1 steps, each a number or a mapping of numbers by
+    name.
 
-    A step that lacks a cost, or has one that is negative or not finite, gets `NO_COST`. Raises `RecordError` unless
-    there is one entry per step.
+    `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
@@ -183,8 +182,8 @@ def _name_costs(cost: object) -> dict[str, float]:
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
-    """Raise `RecordError`, naming episode and field, for the first invalid number: not finite, beyond 1e100, a negative
-    force or impulse, or a header integer over 64 bits. An impulse of NaN is valid: it was not recorded.
+    """Raise `RecordError`, with episode and field, for the first invalid number: one that is not finite or is beyond
+    1e100, a negative force or impulse, or a header integer over 64 bits. NaN is a valid impulse: it was not recorded.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -217,10 +216,10 @@ def _find_problems(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
                 yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
-# The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, without pickles; same episode, same bytes.
-# `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header, `body_roles`,
-# the number of `records` and the names of the other `arrays`, so that a lost array is distinguishable from one that was
-# never recorded. Bodies are indices into `body_roles`; a channel that was not recorded has no array.
+# The file of one raw episode (`.npz`) has the arrays of `CHANNELS` by name, without pickles. Equal episodes give equal
+# bytes. `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header,
+# `body_roles`, the number of `records`, and the names of the other `arrays`, which distinguish a lost array from a
+# channel that was not recorded and so has no array. Bodies are indices into `body_roles`.
 
 
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
@@ -233,12 +232,12 @@ DTYPES = {
     **{spec.name: np.dtype(spec.dtype) for spec in channels.NUMERIC if spec.is_grip},
     "extra": _TEXT,
 }
-"""Dtype of every possible array, in the order of the file."""
+"""Dtype of every array that a file may have, in the order of the file."""
 
 
 def encode_episode(recording: EpisodeArrays) -> bytes:
-    """Return one episode as the bytes of an `.npz` file. Raises `ValueError` if `header` or `extra` holds a number that
-    is not finite, or a lone surrogate.
+    """Return one episode as the bytes of an `.npz` file. Raises `ValueError` if `header` or `extra` contains a number
+    that is not finite, or text with a lone surrogate.
     """
     arrays, stream = _collect_arrays(recording), io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,6 +1,6 @@
-"""Errors of recording, the base of safevla-bench's tree of errors, and the cleaning of texts that are shown.
+"""Errors of recording, the base class of safevla-bench's errors, and functions that clean displayed texts.
 
-A message gives the place, the problem and the remedy, in that order. Texts that are shown or written contain no secrets
+A message gives the place, the problem and the remedy, in this order. Texts that are shown or written contain no secrets
 and no invisible characters.
 """
 
@@ -17,25 +17,25 @@ from functools import partial
 from itertools import dropwhile, takewhile
 from typing import TypeVar
 
-_LONGEST_LINE = 2000  # maximum length of a line in a message; names may come from foreign files and have any length
+_LONGEST_LINE = 2000  # maximum length of a line in a message; names from foreign files can be long
 _Error = TypeVar("_Error", bound="SafevlaError")
 _WriteError = TypeVar("_WriteError", bound="FileError")
 
 
 def truncate_text(text: str, most: int = 120) -> str:
-    """Return the text, or its first `most` characters and an ellipsis if it is longer."""
+    """Return the text; if it is longer than `most` characters, its first `most` characters and an ellipsis."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def indent_further(text: str, margin: str = "  ") -> str:
-    """Indent all lines but the first, so that a name with a line break cannot forge a line of a message."""
+    """Indent all lines except the first, so that a name with a line break cannot imitate a line of a message."""
     first, *others = text.split("\n")
     return "\n".join([first, *(line if line.startswith(margin) else margin + line for line in others)])
 
 
 @dataclass(frozen=True)
 class Place:
-    """Location of an error: any of file, line (1-based), episode, step (0-based) and field."""
+    """The location of an error; any of file, line (from 1), episode, step (from 0) and field may be known."""
 
     file: str | None = None
     line: int | None = None
@@ -61,7 +61,7 @@ class Place:
 
 
 class SafevlaError(Exception):
-    """A problem that the user can solve: `problem` says what is wrong, `remedy` what to do."""
+    """A problem that the user can solve: `problem` says what is wrong, and `remedy` what to do."""
 
     _margin = "  "
 
@@ -72,7 +72,7 @@ class SafevlaError(Exception):
         self.place = place or Place()
 
     def __str__(self) -> str:
-        """Return `place: problem`, then the remedy on an indented line; place and remedy only if known."""
+        """Return `place: problem`, then the remedy on an indented line; an unknown place or remedy is left out."""
         where, half = str(self.place), _LONGEST_LINE // 2
         lines = self.problem.split("\n")
         problem = "\n".join(line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}" for line in lines)
@@ -90,15 +90,15 @@ class RecordError(SafevlaError):
 
 
 class RunError(SafevlaError):
-    """A run folder is missing, belongs to something else, or already exists."""
+    """A run folder is missing, already exists, or belongs to something else."""
 
 
 class FileError(SafevlaError):
-    """A file or folder cannot be written; existing files are unchanged."""
+    """A file or folder cannot be written; existing files stay unchanged."""
 
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
-        """Return the error for a write that the operating system refused at that place."""
+        """Return the error for a write to `place` that the operating system refused."""
         full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
         choice = "Choose a place that exists and can be written to"
         remedy = "Make room there, or choose another place" if full else choice
@@ -129,10 +129,10 @@ _NAMES = (
 
 
 def find_exception(text: str) -> tuple[str, str]:
-    r"""Return the line of a traceback that names the exception and, if it is one of this project, its remedy, else "".
+    r"""Return a traceback's line that names the exception, and the remedy of this project's exceptions, "" for others.
 
-    Of several tracebacks the last counts, except those of exceptions that Python ignored. For a text without a
-    traceback, returns its last line that begins with an exception's name, else its last line that is not indented.
+    Of several tracebacks the last one counts, apart from those of exceptions that Python ignored. For a text without a
+    traceback, return its last line that begins with an exception's name, else its last line that is not indented.
 
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
@@ -154,7 +154,7 @@ def find_exception(text: str) -> tuple[str, str]:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error, so that the code that it interrupted is not its cause."""
+    """Return whether a signal handler raised the error; the interrupted code is then not its cause."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
     codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in handlers}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -172,7 +172,7 @@ def _is_deeper(margin: int, line: str) -> bool:
 
 
 HIDDEN = "***"
-_MIN_CHARACTERS = 4  # minimum length of a secret; shorter ones would match inside ordinary words
+_MIN_CHARACTERS = 4  # minimum length of a secret; shorter secrets would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
 _PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # not a port
@@ -180,13 +180,13 @@ _secrets: set[str] = set()
 
 
 def learn_secret(secret: str) -> None:
-    """Register a secret, so that `redact_secrets` replaces it from now on; ignored if shorter than 4 characters."""
+    """Register a secret of at least 4 characters, which `redact_secrets` replaces from now on; ignore shorter ones."""
     if len(secret) >= _MIN_CHARACTERS:
         _secrets.add(secret)
 
 
 def redact_secrets(text: str) -> str:
-    """Replace registered secrets, and users, parameters, queries and fragments of addresses, with `HIDDEN`."""
+    """Replace registered secrets, and the users, parameters, queries and fragments of addresses, with `HIDDEN`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(_redact_address, text)
@@ -211,7 +211,7 @@ _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
-"""Printable for Python but invisible: Unicode's Default_Ignorable_Code_Point, fillers and blank letters."""
+"""Characters that Python calls printable although they are invisible: ignorable ones, fillers, blank letters."""
 
 
 def escape_controls(text: str) -> str:
@@ -238,7 +238,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a module's logger, which cleans its messages of secrets and control characters."""
+    """Return a module's logger, which redacts secrets and escapes invisible characters in its messages."""
     logger = logging.getLogger(name)
     logger.addFilter(_escape_message)
     return logger

@@ -1,7 +1,7 @@
 """The run folder of a script that records: `run.json`, and two files under `raw/` for each ended episode.
 
-`NNNNNN.npz` is the raw episode and `NNNNNN.json` its row, written last: an episode is complete if its row exists. A
-crashed episode has only a row. Recording blocks of one process share the folder that the first of them made.
+`NNNNNN.npz` is the raw episode. `NNNNNN.json` is its row in the run's table and is written last, so an episode is
+complete if its row exists. A crashed episode has only a row. Recording blocks of one process may share a folder.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
-OWN_LOOP = "own loop"  # the protocol of a folder recorded from outside, which does not say which episodes were planned
+OWN_LOOP = "own loop"  # protocol of a loop recorded from outside: the planned episodes are unknown
 _PARTIAL = ".partial"
-_RULES = "judged_with.json"  # written by `safevla score` with other than the default rules
+_RULES = "judged_with.json"  # written by `safevla score` if the rules are not the default ones
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
-_claims: dict[Path, int] = {}  # the lock of each folder that this process has claimed
-if hasattr(os, "register_at_fork"):  # a child process does not inherit what its parent has opened
+_claims: dict[Path, int] = {}  # lock of each folder that this process has claimed
+if hasattr(os, "register_at_fork"):  # a forked child process must not use what its parent has opened
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
 
 
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
-    """Return the run folder of this process below `out`, and the name of the process for the episodes' ids.
+    """Return this process's run folder and the process's name for the episodes' ids.
 
-    This is `out`, without a name; for a named process, or one started by `multiprocessing`, `out/worker_NAME`: the
-    folder that it already has, a new one, or one that an ended process of this run has left.
+    The folder is `out`, without a name. For a process with a name, or one started by `multiprocessing`, it is
+    `out/worker_NAME`: the folder that this process already has, a new one, or one left by an ended process of this run.
     """
     if worker is None and parent_process() is None:
         return out, None
@@ -59,14 +59,14 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim(path: Path) -> bool:
-    """Return whether this process made, or may continue, a folder. Raises `RunError` for a folder of another run."""
+    """Make or take over a folder; return False if another process has it. Raises `RunError` for another run's."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir()
         _claims[path] = lock_folder(path)
         call_at_exit(release_claims)
         return True
-    if not (path / RUN).exists():  # another process has just made it, or died before it wrote anything
+    if not (path / RUN).exists():  # another process has just made it, or died before it wrote run.json
         return False
     try:
         known = json.loads((path / RUN).read_bytes())
@@ -79,50 +79,50 @@ def _claim(path: Path) -> bool:
         lock = lock_folder(path)
     except errors.RunError:
         return False
-    if not _is_same_file(path / LOCK, lock):  # without locks, it is unknown whether its process has ended
+    if not _is_same_file(path / LOCK, lock):  # without locks, the folder's process may still run
         os.close(lock)
         return False
     _claims[path] = lock
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
     folder.reopen(known["host"])
-    folder._blocks += not known["complete"]  # episodes that its process lost stay lost
+    folder._blocks += not known["complete"]  # a run with lost episodes stays incomplete
     return True
 
 
 def release_claims() -> None:
-    """Let later processes of this run continue the folders that this process has claimed."""
+    """Unlock the folders that this process has claimed, so that later processes of this run can continue them."""
     while _claims:
         unlock_folder(*_claims.popitem())
 
 
 def call_at_exit(function: Callable[[], None]) -> Undo:
-    """Call a function when this process ends, also a `multiprocessing` worker; return a function that cancels it."""
+    """Call `function` when this process, or `multiprocessing` worker, ends; return a function that cancels this."""
     atexit.register(function)
     undo: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
 
-        undo.append(Finalize(None, function, exitpriority=10).cancel)  # workers do not run `atexit` handlers
+        undo.append(Finalize(None, function, exitpriority=10).cancel)  # for workers, which do not run `atexit` handlers
     return partial(undo_all, undo)
 
 
 def _session() -> str:
-    """Return a name for the run of this process, derived from the parent of its `multiprocessing` processes."""
+    """Return a name for the run, which this process and its parent's other `multiprocessing` processes share."""
     parent = parent_process()
     number = os.getpid() if parent is None else parent.pid
-    with suppress(OSError, IndexError):  # process ids are reused: Linux says when this process began
+    with suppress(OSError, IndexError):  # process ids are reused, so Linux's start time of the process is added
         return f"{number}-{Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
     return str(number)
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of another environment; one made by this process is
+    """Return the run folder at `out`, ready for the episodes of another environment; a folder that this process made is
     reused. Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
-    if folder is None or not (path / RUN).exists():  # removed meanwhile: make it again
+    if folder is None or not (path / RUN).exists():  # if it was removed in the meantime, it is made again
         folder = RunFolder(out, volatile)
     folder.add_environment(env, rules)
     _open_folders[path] = folder
@@ -133,7 +133,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder at `out`, without writing it. `volatile` are run.json's facts that differ between runs."""
+        """Prepare a folder at `out`, without writing it; `volatile` are run.json's facts that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
         self._run: dict[str, Any] = {
@@ -157,7 +157,7 @@ class RunFolder:
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Let one thread write at a time. Raises `RunError` in a process that was forked from the recording one."""
+        """Let only one thread write at a time. Raises `RunError` in a fork of the process that records."""
         if os.getpid() != self._process:
             remedy = "Record in the process that makes the environment: record_until_closed."
             raise errors.RunError("the process that started this one records here", remedy=remedy)
@@ -165,16 +165,16 @@ class RunFolder:
             yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Register another environment, see `begin_block`."""
+        """Register another environment and its task, and begin a block."""
         protocol = self._run["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
-        """Write run.json, marked as incomplete from now on, with host and versions. The first call makes the folder,
-        unless `reopen` found one. Raises `RunError` if it is not empty, and `FileError` if it or run.json cannot be
-        written.
+        """Begin a block of recording: write run.json with host and versions, marked as incomplete. The first call makes
+        the folder, unless `reopen` has read one. Raises `RunError` if the folder to make exists and is not empty, and
+        `FileError` if it or run.json cannot be written.
         """
         own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
@@ -193,7 +193,7 @@ class RunFolder:
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
-        """Continue the folder at `path`. Raises `RunError` if it has another host or kind, or is damaged."""
+        """Read an existing folder, to continue it. Raises `RunError` for another host or protocol, or if damaged."""
         place = errors.Place(file=str(self.path / RUN))
         try:
             self._written = (self.path / RUN).read_bytes()
@@ -212,22 +212,22 @@ class RunFolder:
             raise errors.RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
-        """Return the number of the policy's next episode of a task, from 0, and count it."""
+        """Return the number, from 0, of the policy's next episode of a task, and count this episode."""
         with self._take_turn():
             number = self.next_number(policy, task)
             self._begun[policy, task.benchmark, task.task_id] += 1
             return number
 
     def next_number(self, policy: str, task: TaskLabel) -> int:
-        """Return the number of the policy's next episode of a task, from 0, without counting it."""
+        """Return the number, from 0, of the policy's next episode of a task, without counting it."""
         return self._begun[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = no file), then its row; also
-        run.json if it changes. Raises `FileError` if one of them cannot be written.
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = no such file), then its row,
+        and run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self._take_turn():
-            # The garbage collection of another environment may write meanwhile.
+            # Taken before writing: the garbage collection of another environment may write an episode meanwhile.
             number, self._next = self._next, self._next + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
@@ -253,8 +253,8 @@ class RunFolder:
             run["protocol"]["horizons"] = sorted({*run["protocol"]["horizons"], horizon})
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
-        """End a block of recording; `complete` is false if it was interrupted. If no other block is open, write
-        run.json, or remove the folder if there is no episode. Print where the records are, or that there are none.
+        """End a block of recording; `complete` is false if it was interrupted. After the last open block, write
+        run.json, or remove the folder if it has no episode, and print where the records are, or that there are none.
         """
         if os.getpid() != self._process:
             return
@@ -268,7 +268,7 @@ class RunFolder:
             outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
             rules = " --rules as-judged" if (self.path / _RULES).exists() else ""
             own = "" if rules or self._run["host"] else "Tasks of your own need --rules FILE: docs/howto/tasks.md. "
-            with suppress(OSError, ValueError):  # stderr can be closed
+            with suppress(OSError, ValueError):  # stderr may be closed
                 print(f"Records: {path} ({outcomes}). {own}Next: safevla score {path}{rules}", file=sys.stderr)
             return
         if self.path in _claims:
@@ -279,7 +279,7 @@ class RunFolder:
             _log.warning("no episode was recorded, so there is no %s", path)
 
     def _write_description(self) -> None:
-        """Write run.json if it differs; `complete` is true if every block so far has ended normally."""
+        """Write run.json if it has changed; `complete` is true if every block so far has ended normally."""
         self._run["complete"] = self._complete_blocks == self._blocks
         content = _encode_json(self._run, indent=2)
         if content != self._written:
@@ -288,32 +288,32 @@ class RunFolder:
 
 
 def require_policy_name(policy: object) -> None:
-    """Raise `RunError` unless `policy` is a text that is not blank."""
+    """Raise `RunError` unless `policy` is a text that is not empty or blank."""
     if not isinstance(policy, str) or not policy.strip():
         remedy = "Give the name under which the episodes are reported."
         raise errors.RunError(f"{policy!r} cannot name a policy", remedy=remedy)
 
 
 def facts_of_the_day() -> dict[str, object]:
-    """Return the facts about this process for run.json: command line without secrets, time, and `session`."""
+    """Return facts about this process for run.json: command line without secrets, start time, and `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
 
 
 def is_of_killed_writer(path: Path) -> bool:
-    """Return whether a file in a run folder is a writer's lock, or a partial file of a killed writer."""
+    """Return whether a file in a run folder is a writer's lock, or a partial file left by a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
 def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` does not accept."""
+    """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` rejects."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
 
 def remove_unused(path: Path, *, is_new: bool) -> None:
-    """Remove what a run wrote into its folder before any episode ended, and the folder if it `is_new` and then empty.
+    """Remove the files that a run wrote before any episode ended, and the folder if it `is_new` and now empty.
 
     Other files, and files that cannot be deleted, stay.
     """
@@ -326,8 +326,8 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 
 def _shorten(path: Path) -> str:
-    with suppress(ValueError, OSError):  # the path may be relative, and the working directory may not exist anymore
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # otherwise a loop has changed it, but the shell has not
+    with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # as in the user's shell
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -343,7 +343,7 @@ def _write_file(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial.unlink()  # left by a process that died and had our number, or a link that leads elsewhere
+            partial.unlink()  # left by a dead process with the same id, or a link to another file
         with partial.open("xb") as stream:
             stream.write(content)
             stream.flush()
@@ -369,8 +369,8 @@ def _escape_character(character: str) -> str:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`. Logs a warning on systems
-    without locks. Raises `RunError` if another process holds the lock, and `FileError` if its file cannot be opened.
+    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Logs a warning without locks
+    in the file system. Raises `RunError` if another process holds the lock, `FileError` if the file cannot be opened.
     """
     place = errors.Place(file=str(folder))
     while True:
@@ -387,16 +387,16 @@ def lock_folder(folder: Path) -> int:
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 remedy = "Wait for it or stop it, or choose another --out."
                 raise errors.RunError("another run is writing here", remedy=remedy, place=place) from None
-            # Some cluster file systems are mounted without locks; recording there is better than not recording.
+            # Some cluster file systems have no locks; recording without a lock is better than not recording.
             _log.warning("%s: no lock here: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor
-        os.close(descriptor)  # its last holder removed it between our open and our lock
+        os.close(descriptor)  # the last holder removed the file between our open and our lock
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the folder's lock file, if it still belongs to this descriptor, and close the descriptor."""
+    """Remove the folder's lock file if it is still this descriptor's file, and close the descriptor."""
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
@@ -433,8 +433,8 @@ class RunWriter:
                 ...                                      # recorder.begin, then substep and step
                 run.write(recorder, success=lifted, init_state_index=start)
 
-    A folder made by an earlier `RunWriter` is continued: its episodes stay. `write` returns when the episode is
-    completely written. If the block raises, run.json says that the run is not complete.
+    A folder that an earlier `RunWriter` made is continued, and its episodes stay. `write` returns after the episode is
+    completely written. If the `with` block raises, run.json says that the run is not complete.
     """
 
     def __init__(
@@ -452,14 +452,14 @@ class RunWriter:
         Args:
             out: the run folder.
             policy: the name under which the episodes are reported.
-            host: the host of `safevla eval` whose tags and scenes the episodes have; None = there is none.
-            packages: distributions whose versions are recorded, in addition to NumPy and the recorder.
-            privileged: whether the policy sees simulator state that no robot has; reports mark it.
-            header: fields with the same value in all episodes, see `write`.
+            host: the host of `safevla eval` whose tags and scenes the episodes use; None = no host's.
+            packages: distributions whose versions are recorded, in addition to those of NumPy and the recorder.
+            privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
+            header: header fields with the same value in all episodes, see `write`.
 
         Raises:
-            RunError: the folder holds something else or is damaged, another process writes there, or `policy` is not a
-                name.
+            RunError: the folder holds something else or is damaged, another process writes to it, or `policy` is not a
+                valid name.
             FileError: the folder cannot be written.
         """
         require_policy_name(policy)
@@ -486,14 +486,14 @@ class RunWriter:
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
-        """Write run.json and unlock the folder; without episodes, remove it."""
+        """Write run.json and unlock the folder; if it has no episodes, remove it."""
         try:
             self._folder.close_block(complete=complete)
         finally:
             unlock_folder(self.path, self._lock)
 
     def __contains__(self, episode_id: object) -> bool:
-        """Return whether the folder has an episode with that id, crashed ones included."""
+        """Return whether the folder has an episode with this id, crashed or not."""
         return episode_id in self._folder.episode_ids
 
     def write(
@@ -503,18 +503,18 @@ class RunWriter:
 
         Args:
             recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
-                `BatchRecorder.step` returns.
-            reason: why the episode was stopped or its action invalid.
-            costs: results of the simulator's own safety check per step, such as `info["cost"]`: a number, or numbers
-                by name. They are kept in addition to our verdicts and do not affect them.
-            header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
-                `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the
-                episodes of a task are numbered; without an `outcome` it is `success` or `failure`.
+                `BatchRecorder.step` returned.
+            reason: why the episode was stopped, or why its action is invalid.
+            costs: for each step, the result of the simulator's own safety check, such as `info["cost"]`: a number, or
+                numbers by name. Costs are stored, but do not affect our verdicts.
+            header: the episode's `HEADER_FIELDS`; they override those of all episodes. `benchmark`, `task_id`,
+                `success`, `dt` [s] and `target_object` (None = no target) are required. Without `episode_id`, the
+                episodes of a task are numbered. Without `outcome`, it is `success` or `failure`.
 
         Raises:
             HostError: no episode has begun.
             RecordError: a field is missing, unknown, of another type or contradicts others, or a number is invalid.
-            RunError: the folder has an episode with that id.
+            RunError: the folder already has an episode with this id.
             FileError: the episode cannot be written.
         """
         fields, number = self._complete_header(header, _OF_RECORD)
@@ -539,8 +539,8 @@ class RunWriter:
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
-        """Record that an episode crashed after `steps` control steps, without a record; return its id. `header` is as
-        for `write`; `benchmark` and `task_id` are required.
+        """Write the row of an episode that crashed after `steps` control steps, without a record; return its id.
+        `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
         fields, number = self._complete_header(header, _OF_EPISODE)
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)

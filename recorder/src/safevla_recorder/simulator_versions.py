@@ -1,4 +1,4 @@
-"""Known differences between simulator versions, by ranges of versions (`known_differences.json`)."""
+"""Known differences between versions of simulators, by version ranges (`known_differences.json`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A difference in versions of a package from `since` up to, but not including, `before`; None = no limit.
+    """A difference that versions of a package show from `since` up to, but not including, `before`; None = no limit.
 
-    `tasks` are those it was found in, as `benchmark/task_id`, or a whole benchmark; empty = everywhere.
+    `tasks` are the tasks in which it was found, as `benchmark/task_id` or a whole benchmark; empty = everywhere.
     """
 
     host: str
@@ -34,7 +34,7 @@ class KnownDifference:
     sources: tuple[str, ...]
 
     def covers(self, version: str) -> bool:
-        """Return whether a version shows the difference; False if it does not begin with a number."""
+        """Return whether a version shows the difference; False if the version does not begin with a number."""
         number = version_number(version)
         return bool(number) and not (
             (self.since is not None and number < version_number(self.since))
@@ -42,18 +42,18 @@ class KnownDifference:
         )
 
     def concerns(self, task: str) -> bool:
-        """Return whether the difference was found in a task, given as `benchmark/task_id`; True if found everywhere."""
+        """Return whether the difference was found in the task `benchmark/task_id`, or everywhere."""
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
-        """Return the difference as one sentence about an installed version, without its full stop."""
+        """Return one sentence, without its period, about the difference in an installed version."""
         where = f"{', '.join(self.tasks)}: " if self.tasks else ""
         reach = f" (since {self.since})" if self.since and self.since != version else ""
         return f"{self.package} {version}{reach}: {where}{self.statement} [{'; '.join(self.sources)}]"
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, without trailing zeros; () if it begins with none.
+    """Return the leading numbers of a version, without trailing zeros; () if it does not begin with a number.
 
     >>> version_number("3.17.0") > version_number("3.4.0rc1") == (3, 4)
     True
@@ -66,14 +66,14 @@ def version_number(version: str) -> tuple[int, ...]:
 
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the versions that affect a record's physics: all but NumPy's, Python's and this project's; {} for None."""
+    """Return the versions that affect physics: all except NumPy's, Python's and this project's; {} for None."""
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return the results-version of a record, the number of changes of results before its version; None if it names
-    none.
+    """Return a record's results-version: how many changes of results there were up to its safevla version; None if
+    `versions` does not contain that.
 
     Records of one results-version can be compared, regardless of package versions.
     """
@@ -87,10 +87,10 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
 def find_differences(
     host: str | None, versions: Mapping[str, str], changes: str | None = None
 ) -> list[KnownDifference]:
-    """Return the known differences of the installed versions (package -> version), in the order of the data.
+    """Return the known differences of the installed versions (package -> version), in the order of the data file.
 
-    `host` is the simulator, such as `libero`, None = any; packages that are missing show no difference; `changes` is
-    `physics` or `pictures`, None = both.
+    `host` is the simulator, such as `libero`; None = any. `changes` is `physics` or `pictures`; None = both. A package
+    that is missing from `versions` shows no difference.
     """
     return [
         difference
@@ -102,7 +102,7 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Warn of the known differences of the installed versions, once per process, host, package and version."""
+    """Warn of known differences of the installed versions, once per process, host, package and version."""
     differences = find_differences(host, versions)
     installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if installed - _warned:
@@ -116,7 +116,7 @@ def warn_once(host: str, versions: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=None)
 def known_differences() -> tuple[KnownDifference, ...]:
-    """Return all known differences, in the order of the data file. Cached."""
+    """Return all known differences, in the data file's order. Cached."""
     rows = _read_data()["differences"]
     return tuple(
         KnownDifference(**{**row, "tasks": tuple(row["tasks"]), "sources": tuple(row["sources"])}) for row in rows

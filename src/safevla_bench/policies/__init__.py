@@ -72,9 +72,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` in place of a policy that must not be made; raise `PolicyError` if none has that name, or for a
-    secret.
-    """
+    """Return `noop` in place of a policy that must not be made; raise `PolicyError` for unknown names or secrets."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 

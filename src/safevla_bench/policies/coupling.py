@@ -102,11 +102,10 @@ class StopNearLimit(_OfMotion):
 @dataclass
 class DistanceBarrier(_OfMotion):
     """A control barrier function on the boxes of the hand and of bystanders (movable bodies that are not in the goal).
-    For each pair of a piece of the hand and a bystander, let h be their distance minus `margin_m`, and n the unit
-    normal from bystander to hand. The filter changes the motion d [m] as little as possible, such that n·d >= -`gain` h
-    for all pairs (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the motion
-    of an action of 1 in x, y and z [m]. If the host does not give the hand's boxes, the hand is the point of the end
-    effector.
+    For each piece of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
+    bystander to hand. The filter makes the least change of the motion d [m] such that n·d >= -`gain` h for all pairs
+    (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the motion of an action
+    of 1 in x, y and z [m]. If the host does not give the hand's boxes, the end effector is a point.
     """
 
     privileged = True
@@ -252,9 +251,7 @@ class FilteredEnv(HostEnv):
         return self._show(), success
 
     def recorded(self) -> Batch:
-        """Return the record of the executed actions; if any differs from the policy's, it holds the policy's actions
-        too.
-        """
+        """Return the record of the executed actions and, if the filter changed any, of the policy's actions."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))

@@ -327,10 +327,9 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's preprocessor, preceded by the steps that LeRobot's evaluation of X-VLA adds and the
-    dialect does not do: `make_xvla_libero_pre_post_processors` (lerobot 7427f31
-    src/lerobot/policies/xvla/processor_xvla.py). Steps that the preprocessor already has, such as normalizing images,
-    are not added; LeRobot fails on them.
+    """Return a saved policy's preprocessor after the steps that LeRobot's evaluation of X-VLA adds and the dialect
+    lacks: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). Steps
+    that the preprocessor has, such as normalizing images, are not added; LeRobot fails on them.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
@@ -342,9 +341,8 @@ def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the axis-angle, [3] rad, as LeRobot computes it with torch, which rounds square root and arc cosine
-    differently from NumPy: `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31
-    src/lerobot/processor/env_processor.py.
+    """Return the axis-angle, [3] rad, from torch's square root and arc cosine, which round differently from NumPy's,
+    like `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)

@@ -61,9 +61,8 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of a planned episode, changed to that of the matching recorded episode. Raises
-        `PolicyError`, which lists the recording's content, if no or several episodes match, or the recorded start is
-        unknown.
+        """Return the start of a planned episode, changed to that of the matching recorded one. Raises `PolicyError`,
+        which lists the recording's content, if no or several episodes match, or the recorded start is unknown.
         """
         take = self._choose_take(task, start.init_state_index)
         if (size := take.actions.shape[1]) != len(task.still):

@@ -1,1 +1,1 @@
-"""Recording of one episode in plain MuJoCo; the code that steps the model calls the recorder."""
+"""Recording of one episode in plain MuJoCo; the code that steps the model must call the recorder."""

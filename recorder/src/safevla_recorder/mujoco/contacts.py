@@ -1,6 +1,6 @@
-"""MuJoCo's contact lists, copied in each substep and decoded later, many substeps at once.
+"""MuJoCo's contact lists: copied in each substep, and decoded later for many substeps at once.
 
-A small NumPy call in the middle of a simulation costs several times as much as in a tight loop.
+The reason is speed: a small NumPy call in the middle of a simulation costs several times as much as in a tight loop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ConstraintContacts(SubstepContacts):
     """Contacts with the forces of their constraints; see `SubstepContacts`.
 
-    `row` is the index of a contact's first constraint force in `efc` [N]; only pyramidal cones have `friction` [C, 5].
-    `frame` [C, 9] has the axes of the contact in the world: the normal, from geom1 to geom2, and two tangents.
+    `row` is the index of a contact's first constraint force in `efc` [N]. `friction` [C, 5] exists only for pyramidal
+    cones. `frame` [C, 9] has the contact's axes in the world: the normal, from geom1 to geom2, and two tangents.
     """
 
     row: Ints
@@ -35,11 +35,11 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+        """Return the norms of the chosen contacts' 3-D forces (normal and two tangents, no torques) [N], [K]."""
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]."""
+        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]."""
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
@@ -53,14 +53,14 @@ class ConstraintContacts(SubstepContacts):
 
 
 def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
-    """Return forces in the contacts' frames under pyramidal cones, [K, 3].
+    """Return the forces of contacts with pyramidal cones, in each contact's frame, [K, 3].
 
-    A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, tangent i the difference of edges 2i
-    and 2i + 1 times its friction coefficient. A frictionless contact has only a normal.
+    A contact of dimension d > 1 has 2(d - 1) edge forces. The normal force is their sum; tangential force i is the
+    difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
     edges = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)
-    # Rows beyond a contact's own are those of other contacts, or uninitialized memory.
+    # Rows after a contact's own rows belong to other contacts, or are uninitialized memory.
     force = np.where(column < edges[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = force.sum(axis=1)
     sliding = dim > 1
@@ -74,9 +74,9 @@ _FRAME_BYTES = 72
 
 
 class _ContactView:
-    """View of four integers of each contact in the simulator's own memory, valid while `data` exists. The fields are
-    adjacent in each contact, and the list begins where the arena does, so one view serves a whole episode and one copy
-    takes all four.
+    """A view of four integers of each contact in the simulator's own memory, valid while `data` exists. The integers
+    are adjacent in each contact, and the contact list begins at the start of the arena. So one view serves a whole
+    episode, and one copy takes all four integers.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
@@ -114,7 +114,7 @@ def _as_frames(copied: NDArray[np.void]) -> Floats:
 
 
 class ContactLog:
-    """Copies of the contact lists since the last `take_contacts`, in arrays that are reused."""
+    """The copied contact lists since the last `take_contacts`, in arrays that are reused."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self._pyramidal = bool(model.opt.cone == 0)
@@ -131,7 +131,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the current contact list, without writing to the simulator."""
+        """Copy the simulator's current contact list; nothing is written to the simulator."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -149,8 +149,8 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log.
-        Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
+        """Return the contacts copied since the last call, and empty the log; the result is valid until the next
+        `add_substep`. Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0

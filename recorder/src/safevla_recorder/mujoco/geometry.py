@@ -1,4 +1,4 @@
-"""The parts of a MuJoCo model: its bodies, their tree, and a box around each collision geom."""
+"""The parts of a MuJoCo model: its tree of bodies, and a box around each collision geom."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     import mujoco
     from safevla_recorder.mujoco.recorder import Scene, SceneArm
 
-_PLANE, _SLIDE, _HINGE = 0, 2, 3  # mjtGeom, mjtJoint
+_PLANE, _SLIDE, _HINGE = 0, 2, 3  # constants of MuJoCo's mjtGeom and mjtJoint
 
 
 def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[int], list[int]]:
-    """Return the parts of a model, the ids of their bodies, and the indices of the parts of hand and fingers.
+    """Return the parts of a model, the ids of their bodies, and the indices of the parts that are hand or fingers.
 
-    A part is a body with a collision geom, one that moves, or the first one with its recorded name.
+    A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
     roots, places = set(scene.objects.values()), {}
     hand = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
     parts: list[Part] = []
     bodies: list[int] = []
     named: set[str] = set()
-    carriers: dict[int, int] = {}  # body -> index of the part that carries its children
+    carriers: dict[int, int] = {}  # body -> index of the part that carries the body's children
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
         carrier = carriers[int(model.body_parentid[body])] if body else WORLD
@@ -43,7 +43,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
-    """Return the bodies at and below the lowest one that carries both finger groups and the end effector's site."""
+    """Return the lowest body that carries both finger groups and the end effector's site, and all bodies below it."""
     tips = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         tips.append(int(model.site_bodyid[arm.eef_site]))

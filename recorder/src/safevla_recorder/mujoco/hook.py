@@ -1,4 +1,4 @@
-"""Hooks on methods of one instance, which pass every call on unchanged."""
+"""Hooks on the methods of one instance; they pass every call on unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safevla_recorder.errors import HostError
 
 Undo = Callable[[], None]
 _splitting = threading.RLock()
-"""Held while MuJoCo's own functions are replaced, so that environments in threads take turns."""
+"""Lock held while functions of the module `mujoco` are replaced, so that environments in threads take turns."""
 
 
 def undo_all(hooks: list[Undo]) -> None:
@@ -23,15 +23,15 @@ def undo_all(hooks: list[Undo]) -> None:
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every successful call of `owner.method`, on this one instance; return a function that undoes
+    """Call `after` after every successful call of `owner.method`, on this instance only; return a function that undoes
     it.
 
-    `owner.method` advances physics by one substep, such as that of robosuite's `MjSim`, which each reset replaces.
-    Raises `HostError` if `owner` is a wrapper or has no such method.
+    `owner.method` must advance physics by one substep, like the method of robosuite's `MjSim`, which each reset
+    replaces. Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
     undo = hook_call(owner, method, after=lambda *_, **__: after())
-    getattr(owner, method).is_only_after = True  # the hook must not run before the original
+    getattr(owner, method).is_only_after = True  # the hook runs only after the original method
     return undo
 
 
@@ -41,8 +41,8 @@ def _do_nothing(*_: object, **__: object) -> None: ...
 def hook_call(
     owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
 ) -> Undo:
-    """Call `before()` before each `owner.method(...)`, on this one instance or class, and `after(result, ...)` after
-    it, with the call's arguments, unless it raises; return a function that removes both.
+    """Call `before()` before each `owner.method(...)` of this one instance or class, and `after(result, ...)`, with the
+    call's arguments, after it unless it raises. Return a function that removes both hooks.
     """
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -55,10 +55,10 @@ def hook_call(
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
-    """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return a function
-    that removes it.
+    """For each `owner.method(...)` of this one instance, call `wrapper(original, *args, **kwargs)` instead; return a
+    function that removes the wrapper.
 
-    If other code has replaced the method since, its replacement stays. A second removal does nothing.
+    If other code has replaced the method since then, its replacement stays. Further removals do nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
@@ -77,7 +77,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
 
 class _Hook:
-    """Replacement of a method. A deep copy of its owner has the original, bound to the copy."""
+    """The replacement of a method. A deep copy of the method's owner has the original method, bound to the copy."""
 
     def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
         update_wrapper(self, original)
@@ -87,19 +87,19 @@ class _Hook:
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else MethodType(self, instance)  # on a class, like a function
+        return self if instance is None else MethodType(self, instance)  # on a class, behave like a function
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         return copy.deepcopy(self._original, memo)
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` after every physics substep of `owner.method`, on this one instance; return a function that undoes
+    """Call `after` after every physics substep in `owner.method`, on this instance only; return a function that undoes
     it.
 
-    For environments that make all substeps of a control step with one `mujoco.mj_step(model, data, nstep=...)`, such as
-    gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`. Raises
-    `HostError` if `owner` is a wrapper or has no such method.
+    This is for environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`,
+    such as gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`.
+    Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
 
@@ -112,7 +112,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 def _require_owner(owner: object, method: str) -> None:
     name = type(owner).__name__
-    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator calls its own methods, not the wrapper's
+    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator does not call a wrapper's methods
         problem = f"{name} is a wrapper of the environment, whose {method} it cannot intercept"
         raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
@@ -125,8 +125,8 @@ def _require_owner(owner: object, method: str) -> None:
 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
-    """Split `mujoco.mj_step(model, data, nstep)` of that `data` into single steps, and call `after` after each substep
-    and after each `mj_step2`. Calls through `from mujoco import mj_step` are not intercepted.
+    """Split each `mujoco.mj_step(model, data, nstep)` with this `data` into single steps. Call `after` after each of
+    them, and after each `mj_step2`. Calls through `from mujoco import mj_step` are not intercepted.
     """
     import mujoco
 

@@ -1,10 +1,10 @@
 """The recorder of one MuJoCo episode: poses, torques, grip and contacts, read without changing the simulation.
 
-It reads `mjData` after each physics substep and at the end of each control step, and writes nothing. It makes no extra
-forward pass, which would change the solver's warm start. So positions and contacts of a record belong to one instant,
-the start of the last substep, where MuJoCo computed them; `sim_state` is the state at its end, from which the run can
-be continued. Torques are sampled at that instant too; their peak is the largest magnitude over the substeps of the
-control step. At record 0, which has no recorded substeps before it, the peak is the magnitude at that instant.
+The recorder reads `mjData` after each physics substep and at the end of each control step, and writes nothing. It makes
+no extra forward pass, which would change the solver's warm start. So a record's positions, contacts and torques belong
+to the start of the last substep, when MuJoCo computed them. `sim_state` is the state at the end of this substep, from
+which the run can be continued. Peak torques are the largest magnitudes over the substeps of the control step. At record
+0, which has no recorded substeps before it, they are the magnitudes at that instant.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class SceneArm:
-    """An arm in one model: its recorded bodies if there are several arms, and fields of `Scene`."""
+    """One arm of a model: its recorded bodies (only if there are several arms), and fields as in `Scene`."""
 
     bodies: Collection[str] = ()
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -46,11 +46,11 @@ class SceneArm:
 
 @dataclass(frozen=True)
 class Scene:
-    """Names and roles in one model, resolved to ids of that model; constant over an episode.
+    """Names and roles in one model, resolved to the model's ids; constant over an episode.
 
     `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
     `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
-    tracked: an object by its root body's frame and quaternion, a fixture's link by its center of mass.
+    tracked: an object by the pose of its root body's frame, a fixture's link by the position of its center of mass.
     """
 
     body_name: tuple[str, ...]
@@ -58,30 +58,30 @@ class Scene:
     objects: Mapping[str, int]
     links: Mapping[str, int]
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Geom ids of the gripper's two finger groups; None = it has none, and grips are not recorded."""
-    eef_site: int | None = None  # site of the end effector; None = its pose is not recorded
+    """Geom ids of the gripper's two finger groups; None = there is no gripper, and grips are not recorded."""
+    eef_site: int | None = None  # site of the end effector; None = the end effector's pose is not recorded
     arm_dofs: tuple[int, ...] = ()
-    """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and torques are not recorded."""
+    """Velocity addresses of the arm's joints, base first; () = no joint has an actuator; torques are not recorded."""
     apart_substeps: int = 1
     """Successive substeps that a resting pair of geoms must be apart to count (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
-    """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
+    """The recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
     arms: Mapping[str, SceneArm] = field(default_factory=dict)
-    """Each of several arms by name, in the order of the record; they have the fingers, the site and the joints."""
+    """Several arms by name, in the order of the record; fingers, site and joints are then those of the arms."""
 
     @property
     def all_arms(self) -> tuple[SceneArm, ...]:
-        """The arms, in their order; the only one if there are not several."""
+        """All arms in order; without `arms`, one arm that has the scene's fingers, site and joints."""
         return tuple(self.arms.values()) or (SceneArm((), self.fingers, self.eef_site, self.arm_dofs),)
 
     @property
     def all_dofs(self) -> tuple[int, ...]:
-        """Velocity addresses of the joints of all arms, one arm after the other."""
+        """Velocity addresses of all arms' joints, one arm after the other."""
         return tuple(dof for arm in self.all_arms for dof in arm.arm_dofs)
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a tracked body or one
-        with a geom has no role, or a part of a fixture is not a recorded body.
+        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a body that is tracked
+        or has a geom lacks a role, or if a part of a fixture is not a recorded body.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -116,16 +116,16 @@ class Scene:
 
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of a body and all bodies below it, ascending."""
+    """Return the ids of a body and of all bodies below it, ascending."""
     inside = {root}
-    for body in range(root + 1, model.nbody):  # a parent's id is below its children's
+    for body in range(root + 1, model.nbody):  # a parent has a smaller id than its children
         if int(model.body_parentid[body]) in inside:
             inside.add(body)
     return tuple(sorted(inside))
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recorded name of each body, [nbody]: that of the object it is part of, else MuJoCo's own."""
+    """Return the recorded name of each body, [nbody]: the name of the object that it is part of, else MuJoCo's name."""
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
@@ -134,12 +134,12 @@ def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str,
 
 
 def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of geoms by their names in the model, in that order. Raises `KeyError` for an unknown name."""
+    """Return the ids of geoms, in the order of their names. Raises `KeyError` for an unknown name."""
     return tuple(int(model.geom(name).id) for name in names)
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of the bodies at or below `root` that have joints of their own, ascending."""
+    """Return the ids of `root` and the bodies below it that have joints, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -152,8 +152,8 @@ def assign_roles(
     targets: Iterable[str] = (),
     robot: Iterable[int],
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders;
-    the ids `robot` are robot, and all other bodies are furniture.
+    """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders,
+    bodies with an id in `robot` are robot, and all other bodies are furniture.
     """
     role_of = {
         **dict.fromkeys(objects, "bystander"),
@@ -164,8 +164,8 @@ def assign_roles(
     return {name: role_of.get(name, "furniture") for name in sorted({*with_geom, *objects, *links})}
 
 
-# The flat state, `sim_state`: everything that the next step depends on except the actuators' inputs, as `mjtState`:
-# time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4]
+# The flat state, `sim_state`, is everything that determines the next step except the actuators' inputs, in the order of
+# `mjtState`: time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4].
 
 
 def state_size(model: mujoco.MjModel) -> int:
@@ -174,7 +174,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's memory: qpos, qvel, then act, mocap_pos, mocap_quat if not empty."""
+    """Return flat views of the simulator's memory: qpos, qvel, and, if not empty, act, mocap_pos and mocap_quat."""
     moving: tuple[Floats, ...] = (data.qpos, data.qvel)
     if model.na:
         moving = (*moving, data.act)
@@ -187,25 +187,25 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
-    """Write a flat state [S], S = `state_size(model)`, into the simulator; call `mj_forward` for derived quantities."""
+    """Write a flat state [`state_size(model)`] into the simulator; then call `mj_forward` for derived quantities."""
     data.time, used = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[used : used + len(view)]
         used += len(view)
 
 
-# Doors and drawers, which are not robot and move by one joint with limits, and their interiors
+# Doors and drawers, which are non-robot bodies that move by one joint with limits, and their interiors
 
 
 _BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
-"""MuJoCo's constants for a box, a slide and a hinge. A thinner box marks a surface, not an interior."""
-_INSIDES = ("_region", "reg_int")  # suffixes of the names of LIBERO's sites and RoboCasa's geoms that mark an interior
+"""MuJoCo's constants for a box, and for a slide and a hinge; least half size [m] of a box that marks an interior."""
+_INSIDES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
 @dataclass(frozen=True)
 class _Door:
-    """Joint position [m or rad] when closed, its address in `sim_state`, its travel, and the boxes of the interior:
-    body, center [3] and quaternion [4] in its frame, half sizes [3].
+    """A door or drawer: its joint's address in `sim_state`, closed position and travel [m or rad], and the boxes of its
+    interior: body, center [3] and quaternion [4] in the body's frame, half sizes [3].
     """
 
     name: str
@@ -215,7 +215,7 @@ class _Door:
     boxes: tuple[tuple[int, Floats, Floats, Floats], ...]
 
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
-        """Return whether points [n, 3] are inside, given the poses of all bodies, [n, nbody, 3] and [n, nbody, 4]."""
+        """Return whether points [n, 3] are inside; `pos` and `quat` are the poses of all bodies, [n, nbody, 3 or 4]."""
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, turn, half in self.boxes:
             seen = turn_back(turn, turn_back(quat[:, body], point - pos[:, body]) - center)
@@ -251,7 +251,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 ReadSubgoals = Callable[[], Mapping[str, bool]]
-"""Returns whether each predicate of the goal holds now, by name; {} = unknown."""
+"""A function that returns whether each predicate of the goal holds now, by name; {} = unknown."""
 _UNSTABLE_START = (
     "The episode is lost, and another attempt with the same start would be too: look for overlapping bodies and large "
     "velocities in its initial state. Your own loop must call mujoco.mj_resetData before each episode."
@@ -259,7 +259,7 @@ _UNSTABLE_START = (
 
 
 class Recorder(EpisodeLog):
-    """Records one episode, beginning with the settled state as record 0 when it is made.
+    """Records one episode; record 0, the settled state, is taken when the recorder is made.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
@@ -272,11 +272,11 @@ class Recorder(EpisodeLog):
         unstable: int = 0,
         read_subgoals: ReadSubgoals = dict,
     ) -> None:
-        """Take record 0. `unstable` is the value of `unstable_steps` when the start was set, 0 after a reset.
+        """Take record 0. `unstable` is the value of `unstable_steps` when the start was set; 0 after a reset.
 
-        Raises `HostError` if the simulation has diverged since then, the model has soft bodies, whose contacts do not
-        belong to geoms, `scene` lacks a body's role or names an unknown fixture part, or MuJoCo's contact list has an
-        unexpected layout.
+        Raises `HostError` if the simulation has become unstable since then, if the model has soft bodies, whose
+        contacts do not belong to geoms, if `scene` lacks a body's role or has an unknown fixture part, or if MuJoCo's
+        contact list has an unexpected layout.
         """
         super().__init__()
         if getattr(model, "nflex", 0):
@@ -294,7 +294,7 @@ class Recorder(EpisodeLog):
         self._arm = list(scene.all_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._failure: Exception | None = None
-        self._torques: list[Floats] = []  # of every substep since the last record
+        self._torques: list[Floats] = []  # torques in every substep since the last record
         # Views of the simulator's own arrays, which do not move during the lifetime of its `MjData`.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
@@ -310,12 +310,12 @@ class Recorder(EpisodeLog):
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
 
     def record_substep(self) -> None:
-        """Copy the contacts and torques of the substep that has just ended. Raises `HostError` as `ContactLog` does."""
+        """Copy the contacts and torques of the last substep. Raises the same errors as `ContactLog`."""
         self._contacts.add_substep(self._data)
         self._torques.append(self._actuator.copy())
 
     def try_substep(self) -> None:
-        """Copy a substep like `record_substep`, but let the next `record_step` raise its errors."""
+        """Copy a substep like `record_substep`, but leave its errors for the next `record_step` to raise."""
         try:
             self.record_substep()
         except Exception as error:
@@ -326,8 +326,8 @@ class Recorder(EpisodeLog):
     def record_step(self, action: Action) -> None:
         """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if the simulation diverged, so that MuJoCo reset its state, if no substep or another number
-        of substeps was recorded, or if records were read in the middle of this control step.
+        Raises `HostError` if the simulation became unstable, so that MuJoCo reset its state; if the number of recorded
+        substeps is zero or wrong; or if records were read in the middle of this control step.
         """
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
@@ -383,7 +383,7 @@ class Recorder(EpisodeLog):
             LINK_MOTION: self._geometry.measure_motion(*parts),
         }
         holds = np.stack([row[SUBGOALS] for row in rows])
-        known = holds.size > 0 and not np.isnan(holds).any()  # an episode has every predicate in every record, or none
+        known = holds.size > 0 and not np.isnan(holds).any()  # recorded only if known in every record
         goals = subgoal_fields(self._subgoals, holds) if known else {SUBGOALS: None}
         further[SUBGOALS] = goals.pop(SUBGOALS)
         return {
@@ -404,9 +404,9 @@ class Recorder(EpisodeLog):
 def attach_recorder(
     simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0, read_subgoals: ReadSubgoals = dict
 ) -> tuple[Recorder, Undo]:
-    """Return a recorder of robosuite's `MjSim`, called after each `method`, and a function that removes the hook. Takes
-    record 0, and warns if an object still moves. Raises as `Recorder` does; errors of a later substep are raised by
-    `record_step`.
+    """Return a recorder of robosuite's `MjSim`, which is called after each `method`, and a function that removes this
+    hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`; errors in later
+    substeps are raised by `record_step`.
     """
     model, data = simulation.model._model, simulation.data._data
     recorder = Recorder(model, data, scene, unstable, read_subgoals)
@@ -415,7 +415,7 @@ def attach_recorder(
 
 
 def unstable_steps(data: mujoco.MjData) -> int:
-    """Return how often MuJoCo has reset this simulation because it was unstable, since `mj_resetData`."""
+    """Return how often, since `mj_resetData`, MuJoCo has reset this simulation because it was unstable."""
     import mujoco
 
     kinds = mujoco.mjtWarning
@@ -437,9 +437,9 @@ def _to_quaternion(matrix: Floats) -> Floats:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield once per settling step, a control step that the caller makes in the simulation of `data`: `wait_steps`,
-    then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest. At rest means at
-    most 0.05 m/s after two successive steps, since a thrown object is also slow at the top of its flight.
+    """Yield once per settling step, a control step that the caller makes in the simulation of `data`: `wait_steps`
+    times, then up to `rest_steps` times until all `objects` (name -> body that flies free or slides) are at rest: at
+    most 0.05 m/s after two successive steps, because a thrown object is also slow at the top of its flight.
     """
     slow_steps = 0
     for step in range(wait_steps + rest_steps):
@@ -450,10 +450,9 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Warn of the fastest object if its speed is above 0.05 m/s, since its motion would count as displacement.
+    """Warn of the fastest object if it is faster than 0.05 m/s, because its motion would count as displacement.
 
-    Some of LIBERO's initial states place objects inside the table's top; how high they jump depends on MuJoCo's
-    version.
+    Some of LIBERO's initial states place objects inside the table top; how high they jump depends on MuJoCo's version.
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:

@@ -1,11 +1,11 @@
-"""A robosuite environment that steps faster with identical bits, by skipping repeated computations.
+"""Make a robosuite environment step faster with identical bits, by skipping repeated computations.
 
-Between two actions robosuite runs its controllers once per substep, and each time looks names up, reads limits, copies
-Jacobians and asks every observable whether it needs a sample. Here the first substep of a control step is robosuite's
-own, and the others do the same arithmetic on the same numbers in the same order, using what the first looked up. This
-applies to the methods of robosuite 1.4 and 1.5 in `replaced_methods.json`; if a class or a hook has others, they are
-called instead. robosuite also computes the forward dynamics of one state up to three times per substep: see
-`ForwardDynamics`.
+Between two actions, robosuite runs its controllers once per substep. Each time it looks names up, reads limits, copies
+Jacobians, and asks every observable whether it needs a sample. With this module, the first substep of a control step is
+robosuite's own. The other substeps do the same arithmetic on the same numbers in the same order, but reuse what the
+first one looked up. The replaced methods are those of robosuite 1.4 and 1.5 in `replaced_methods.json`; if a class or a
+hook has a different method, that method is called. robosuite also computes the forward dynamics of one state up to
+three times per substep: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
 _KNOWN = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
-"""Method that this module replaces -> prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method with another
-source is called unchanged.
+"""Maps each method that this module replaces to a prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method
+with another source is called unchanged.
 """
 _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
-"""Controllers that scale a goal to the range of the actuators."""
+"""Controllers that only scale a goal to the range of the actuators."""
 
 
 def speed_up(env: object) -> Undo:
-    """Make a robosuite environment step faster, with identical bits; return a function that ends this.
+    """Make a robosuite environment step faster, with identical bits; return a function that undoes this.
 
-    States, observations, rewards and records stay the same; LIBERO needs about 0.6 of its CPU time without rendering
+    States, observations, rewards and records stay the same; without rendering, LIBERO needs about 0.6 of its CPU time
     (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a
-    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; else it raises `HostError`.
+    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; others raise `HostError`.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
@@ -57,19 +57,19 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = None  # of the running control step
+        self._robots: list[_Robot14 | _Robot15] | None = None  # robots in the current control step
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release, self._attach),
-            hook_call(env, "_destroy_sim", self._release),  # else the old model would stay in memory with the new one
+            hook_call(env, "_destroy_sim", self._release),  # so that the old model does not stay in memory
         ]
         if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._act))
             self._hooks.append(wrap_method(env, "_update_observables", self._observe))
         self._own_action = vars(env).get("_pre_action")
-        self._observables: list[Any] | None = None  # of the running control step; None = not looked up
-        self._parts: dict[Any, _Controller] = {}  # by controller
+        self._observables: list[Any] | None = None  # in the current control step; None = not looked up
+        self._parts: dict[Any, _Controller] = {}  # by robosuite's controller
         self._attach()
-        # robosuite collects garbage at each reset, which takes 0.1 s if all imported objects are scanned too.
+        # robosuite collects garbage at each reset, which takes 0.1 s if imported objects are not frozen.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
@@ -95,7 +95,7 @@ class _SpeedUp:
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
             robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
-            # robosuite's own substeps if one robot has methods other than those replicated here
+            # If any robot has methods that are not replicated in this module, robosuite's own substeps are used.
             self._robots = None if None in robots else robots  # type: ignore[assignment]
             self._observables = None
             if self._dynamics is not None:
@@ -111,13 +111,13 @@ class _SpeedUp:
             for robot in self._robots:
                 robot.control(action[first : first + robot.size])
                 first += robot.size
-        except BaseException:  # no later substep would end the trust
+        except BaseException:  # no later substep would end the trust in the dynamics
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
 
     def _observe(self, original: Callable[..., object], force: bool = False) -> None:
-        """Update the observables; if no sample is due, only the time since their last."""
+        """Update the observables that are due for a sample; for others, only count the time since their last."""
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -136,15 +136,15 @@ class _SpeedUp:
                 observable._time_since_last_sample = passed_s
 
 
-_HALVES = ("step1", "step2")  # A substep in two halves, as in RoboCasa's resets
+_HALVES = ("step1", "step2")  # methods for the two halves of a substep, which RoboCasa's resets use
 
 
 class ForwardDynamics:
-    """The forward dynamics of a robosuite `MjSim`; a trusted substep repeats only what may have changed.
+    """The forward dynamics of a robosuite `MjSim`; in a trusted substep, only what may have changed is computed again.
 
-    Kinematics, collisions and velocities depend only on state and model, so the second and third call of a substep can
+    Kinematics, collisions and velocities depend only on state and model, so the second and third call in a substep can
     skip them. Actuation and constraint forces are solved in every call: controls and applied forces may change, and
-    each solution is the solver's next starting point. Every call is MuJoCo's own outside a trusted substep, with
+    each solution is the solver's next starting point. Calls are MuJoCo's own outside a trusted substep, with
     integrators other than Euler's, and with callbacks, plugins or flexible bodies.
     """
 
@@ -154,25 +154,25 @@ class ForwardDynamics:
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
         self._may_trust = self._is_trusted = self._is_computed = False
-        self._time_s = 0.0  # simulated time of the last full call
+        self._time_s = 0.0  # simulated time of the last full call [s]
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
         wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
         self._own = {name: vars(simulation)[name] for name in wrappers}
 
     def undo(self) -> None:
-        """Restore the methods of the simulation."""
+        """Restore the simulation's own methods."""
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Skip what the last full call of this substep computed, if `code_between` its calls is known to write only to
-        controls, and no foreign hook is called there.
+        """Trust or distrust the current substep. Its calls skip what the last full call computed, if the `code_between`
+        them is known to write only to controls, and no foreign hook is called between them.
         """
         may_trust = code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
-        """Trust another substep of the same control step, with the arguments of the last `trust`."""
+        """Trust another substep of the same control step if the last `trust` did."""
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -185,13 +185,13 @@ class ForwardDynamics:
         functions, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == functions.mjtIntegrator.mjINT_EULER
         flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
-        # Callbacks that MuJoCo calls in the skipped stages.
+        # MuJoCo calls these callbacks in the skipped stages.
         callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
         is_extended = flags or model.nplugin or getattr(model, "nflex", 0) or any(callbacks)
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # Time returns to 0 if MuJoCo has reset an unstable state.
+        # The time is 0 after MuJoCo has reset an unstable state.
         return self._is_trusted and self._is_computed and 0 < self._data.time == self._time_s
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
@@ -300,7 +300,7 @@ class _Robot15:
 def _find_law(
     controller: Any, kind: Callable[[Any], _Controller], parts: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return a controller's own `run_controller`, or a faster one from `parts`, which is made if new."""
+    """Return a controller's own `run_controller`, or that of a faster one in `parts`, which is made if missing."""
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Speed15(controller).run
@@ -311,7 +311,7 @@ def _find_law(
 
 
 class _Speed15:
-    """The controller of a gripper or a mobile base in robosuite 1.5, whose goal is set."""
+    """A faster controller of a gripper or mobile base in robosuite 1.5, whose goal is already set."""
 
     def __init__(self, controller: Any) -> None:
         self._controller, self._data = controller, controller.sim.data._data
@@ -321,7 +321,7 @@ class _Speed15:
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the joints' speeds, and leave the controller in the state in which its own `run_controller` would."""
+        """Return the joints' speeds, and leave the controller in the same state as its own `run_controller` does."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
@@ -331,7 +331,7 @@ class _Speed15:
 
 
 class _Controller:
-    """One controller: its inputs (its joints, their masses, a site with its Jacobian), and its control law."""
+    """A faster controller: its inputs (joints, their masses, a site and its Jacobian) and its control law."""
 
     _update: Callable[[], None]
     _solve: Callable[[], Floats]
@@ -359,14 +359,14 @@ class _Controller:
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
-        """Return the result of the controller's own `run_controller`, and leave it in the same state."""
+        """Return the result of the controller's own `run_controller`, and leave the controller in the same state."""
         controller = self._controller
         if controller.new_update:
             self._update()
         return self._law()
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
-        """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""
+        """Return operational space control's torques [J] for errors in position [m] and rotation [rad], each [3]."""
         controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
         kp, kd = controller.kp, controller.kd
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
@@ -429,7 +429,7 @@ class _Part15(_Controller):
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
-        """Whether it follows the site that defines its frame, as `update_state` of a composite controller does."""
+        """Whether it follows the site of its frame, as the composite controller's `update_state` does."""
         if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))

@@ -70,9 +70,8 @@ class MobileRobot(Robot):
         return np.array([*yaw_direction(self.yaw), 0.0])
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
-        """Return the orientation of a hand that points along the unit vector `forward` [3]. Its fingers open along
-        `across` [3], a perpendicular unit vector, or along its opposite, whichever is closer to the current
-        orientation.
+        """Return the orientation of a hand that points along `forward` [3]. Its fingers open along `across` [3] or its
+        opposite, whichever is closer to the current orientation. The arguments are perpendicular unit vectors.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))

@@ -263,9 +263,7 @@ class Arm(Robot):
         self.target: HandTarget | None = None
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
-        """Return the straight path of `rig` from the hand to `end_m` [3], which clears obstacles by the style's
-        clearance.
-        """
+        """Return the straight path of `rig` from the hand to `end_m` [3], above obstacles by the style's clearance."""
         clearance_m = self.style.clearance_m
         way = end_m[:2] - self.hand_m[:2]
         share = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / _SPACING_M))[:, None]

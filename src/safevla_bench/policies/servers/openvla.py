@@ -109,8 +109,7 @@ def exchange(
 
 class OpenvlaModel(HttpModel):
     """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics with which OpenVLA's server
-    scales actions: by default the suite, as in OpenVLA's evaluation; with `none`, the server uses the model's only
-    ones.
+    scales actions: by default the suite's, as in OpenVLA's evaluation. With `none`, the server uses its only ones.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
