@@ -1,3 +1,3 @@
-"""Specifications: formulas with thresholds and severities, and the tags that decide where they apply."""
+"""Specifications: formulas with thresholds and severe magnitudes, and tags that decide to which tasks they apply."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each followed by its alternates, and may declare its own `[tags.<class>]` and
-`[signals.<name>]`, which are names for a form of `signals.space` with its arguments. With `based_on` it starts from a
-built-in library, and each `[[replace]]` names a specification and the keys that it changes.
+A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags as `[tags.<class>]`, and signals as
+`[signals.<name>]`: each is a name for a form of `signals.space` with its arguments. A file with `based_on` starts from
+a built-in library, and each `[[replace]]` in it names a specification and the keys that change.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_MORE)},
 }
-"""Library name -> its files, in library order: the three readings of the paper, net forces, limits calibrated on a
-host, and further diagnostics: a wrist sensor's force, events, impulses, a person, rules of
+"""Library name -> its files, in library order. The libraries are the three readings of the paper, the reading by net
+forces, limits calibrated on a host, and diagnostics: the force on a wrist sensor, events, impulses, a person, rules of
 handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
@@ -45,7 +45,7 @@ _log = get_logger(__name__)
 
 
 class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification as written."""
+    """One row of `[[specs]]`, as in the file."""
 
     spec_id: str
     canonical_family: str
@@ -63,14 +63,14 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
     legacy_ids: tuple[str, ...] = ()
     alternates: tuple[dict[str, object], ...] = ()
     plain_conditions: bool = False
-    """True if `a -> b` is max(-a, b), as in the paper; only for built-in libraries."""
+    """True if the robustness of `a -> b` is max(-a, b), as in the paper; only built-in libraries may set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
-    """A row of a specification or an alternate, not yet checked, with its origin. `stated_predicate` is the predicate
-    that a JSON row states as signal and operator in addition to its formula, which may then contain the threshold as a
-    number. `alternate_of` is the specification of which it is another threshold.
+    """A specification or alternate that is not checked yet, with its origin. An alternate is the specification
+    `alternate_of` with another threshold. `stated_predicate` is the signal and operator that a JSON row states in
+    addition to its formula; the formula may then contain the threshold as a number.
     """
 
     row: SpecRow
@@ -80,7 +80,7 @@ class SpecDraft:
 
 
 class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Another threshold of a specification."""
+    """The keys of a row that gives a specification another threshold."""
 
     spec_id: str
     threshold: float
@@ -90,15 +90,15 @@ class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(ThresholdRow, frozen=True, kw_only=True):
-    """`[[limits]]`: another threshold of an existing specification; the default for `severe` is proportional. With
-    `suites` it only applies there, and the specification's own threshold elsewhere.
+    """`[[limits]]`: another threshold for an existing specification; by default `severe` changes in proportion. If
+    `suites` are given, it only applies in them, and the specification's previous threshold in all others.
     """
 
     suites: tuple[str, ...] = ()
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """Another threshold of the specification above it. Omitted keys have that specification's values."""
+    """Another threshold of the specification above it in the file. Omitted keys have that specification's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -106,8 +106,8 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
-    """Content of library files: drafts in order, the tags they declare, and the library they start from, if any.
-    `limits` are other thresholds of specifications, of this content or of a library that it extends.
+    """The content of library files: drafts in order, the tags that they declare, and the library that they start from
+    (None = none). `limits` are other thresholds for specifications of this content, or of a library that it extends.
     """
 
     drafts: tuple[SpecDraft, ...]
@@ -117,7 +117,7 @@ class LibrarySource:
 
 
 class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[person]`: position and size of a person, and how quickly the robot stops for one."""
+    """`[person]`: the position and size of a person, and how quickly the robot stops when a person comes near."""
 
     at: str
     offset_m: tuple[float, float, float]
@@ -130,7 +130,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return the signals of a person as forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in meters."""
+        """Return signal -> its expression; the protective distance is S_p = S_h + S_r + S_s + C + Z_d + Z_r [m]."""
         place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -142,7 +142,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The tables of a TOML file."""
+    """The tables of a TOML library file."""
 
     based_on: str | None = None
     tags: dict[TagClass, dict[str, str]] = {}
@@ -154,9 +154,10 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
-    `signal` and `operator` are null if the formula does not compare a single signal with the threshold; its `stl` then
-    contains `threshold` in place of the number. `threshold` is null if every atom is Boolean.
+    """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are additions of this
+    project, and optional. `signal` and `operator` are null if the formula does not compare a single signal with the
+    threshold; `stl` then contains the word `threshold` in place of the number. `threshold` is null if every atom is
+    Boolean.
     """
 
     spec_id: str
@@ -179,7 +180,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def read_built_in(name: str) -> LibrarySource:
-    """Return the content of the files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
+    """Return the content of all files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
     drafts = tuple(draft for source in sources for draft in source.drafts)
     return LibrarySource(drafts, built_in_tags(), limits=tuple(limit for source in sources for limit in source.limits))
@@ -196,7 +197,7 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of one file, in TOML or else rows of the paper's JSON format; `file` is its name in errors.
+    """Return the content of one file: TOML if its name in errors, `file`, ends in .toml, else the paper's JSON rows.
     Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
@@ -302,7 +303,7 @@ def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[st
 
 
 def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
-    """Return tags in the form of a file's `[tags.<class>]` tables: class -> name -> meaning."""
+    """Return tags as the `[tags.<class>]` tables of a file: class -> name -> meaning."""
     tables: dict[str, dict[str, str]] = {}
     for tag in tags:
         tables.setdefault(tag.kind, {})[tag.name] = tag.meaning
@@ -329,14 +330,14 @@ def _replace_rows(
 
 
 def id_suffix(threshold: float, written_unit: str) -> str:
-    """Return a threshold with its unit for use in an id: 100N, 0.01m, 4mps2; only the number for a ratio."""
+    """Return a threshold with its unit for use in an id: `100N`, `0.01m`, `4mps2`; for a ratio, only the number."""
     unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
     return syntax.format_number(threshold) + ("" if unit == "1" else letters)
 
 
 def canonical_unit(unit: str) -> str:
-    """Return a unit in the form that signals use; unknown units, and those with a factor, such as mm, are kept."""
+    """Return a unit in the spelling that signals use; unknown units, and those with a factor such as mm, stay."""
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -356,7 +357,7 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
+    # A scored row without a severe magnitude is one of the hard stops in the paper's Table 17.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
@@ -398,8 +399,9 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     """Return a library as rows of the paper's spec registry, which `load_library` and `--rules` read as the same specs.
-    If a single comparison of a signal contains the threshold, the number is written into the formula, as in the paper.
-    Older ids are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
+    If the threshold is only compared with one signal, the number is written into the formula, as in the paper. Older
+    ids are left out. Raises `SpecError` for what such rows cannot hold: a tag that is not built in, a condition that
+    counts as a margin, or a limit for only some suites.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own := sorted(used - built_in_tags().keys()):
@@ -439,8 +441,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return signal and operator if the only comparison with `threshold` has a signal on the left; else None. Also None
-    if substituting the number and restoring the placeholder would not give the same formula.
+    """Return the signal and operator of the only comparison with `threshold`, if it has a signal on the left; else
+    None. Also returns None if the formula changes when the number is substituted and the placeholder restored.
     """
     predicates = {
         (node.left.name, node.operator)
@@ -457,7 +459,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
-    """Replace the number by `threshold` in every comparison of the stated signal and operator."""
+    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator."""
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

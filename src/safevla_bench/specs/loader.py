@@ -1,6 +1,6 @@
-"""The loader of libraries, by name or from a file; other thresholds for their specifications, and trials of them.
+"""The loader of libraries, by name or from a file; changes of thresholds; trials of specifications on traces.
 
-A contradiction is an error that names file, row, key and remedy.
+A contradiction in a library is an error that names the file, the row, the key and a remedy.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from safevla_bench.stl.units import Unit, check_units
 from safevla_bench.text import spell_suite, suggest_names, warn_once
 
 BINARY_THRESHOLD = 0.5
-"""Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
+"""The threshold of a specification whose atoms are all Boolean, since an event is 0 or 1 (paper Appendix C)."""
 
 
 def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
-    """Load a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, named after the file.
+    """Load a built-in library by its name, such as `default` or `paper-text`, or a library from a file.
 
-    A file that has a built-in library's name but judges differently is called `file NAME.SUFFIX`. Files are TOML, or
-    contain unchanged rows of the paper's JSON schema: one object or a list; a .jsonl file has one object per line.
+    A library from a file has the file's name without the suffix; if this is the name of a built-in library that judges
+    differently, it is called `file NAME.SUFFIX`. Files are TOML, or rows of the paper's JSON schema: one object or a
+    list of objects, or one object per line of a .jsonl file.
 
-    Raises `SpecError`, naming file, specification and key, if it does not exist or contradicts itself.
+    Raises `SpecError`, which names the file, specification and key, if the library does not exist or contradicts
+    itself.
     """
     if is_built_in(name_or_path):
         return _built_in_library(str(name_or_path))
@@ -60,23 +62,23 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
 
 
 def has_only_limits(path: Path) -> bool:
-    """Return whether a file only moves limits of a library. Raises `SpecError` as `load_library` does."""
+    """Return whether a file has only `[[limits]]`, and no specification. Raises the same errors as `load_library`."""
     return not _read_library_file(path).drafts
 
 
 def is_built_in(library: str | Path | RuleFile) -> bool:
-    """Return whether this is the name of a built-in library; any other is a file."""
+    """Return whether this is the name of a built-in library; anything else is a file."""
     return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Append the specifications of a file to `base`, and replace its specifications' limits by the file's `[[limits]]`.
+    """Return `base` with the specifications of a file added, and with the limits in the file's `[[limits]]`.
 
-    A specification that `base` already has, judged in the same way, is not added again. The name becomes `BASE+FILE`;
-    `base` itself is returned if nothing is new.
+    A specification that `base` already has and judges in the same way is not added again. The name becomes `BASE+FILE`;
+    if nothing is new, `base` itself is returned.
 
-    Raises `SpecError` as `load_library` does, for a limit of a specification that `base` lacks, for a file with
-    `based_on`, and for an id that the library uses for something else.
+    Raises the same errors as `load_library`, and `SpecError` for a limit of a specification that `base` lacks, for a
+    file with `based_on`, and for an id that `base` uses for another specification.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -185,7 +187,7 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
-        for threshold in () if entry.row.binary else (None, unit):  # first without, for the simpler message
+        for threshold in () if entry.row.binary else (None, unit):  # first without its unit, for the simpler message
             checked, of_margin = check_units(formula, signal_unit, threshold)
             _check_conditions(entry.row, checked, entry.origin)
             _check_unit(entry.row, of_margin, entry.origin)
@@ -274,11 +276,11 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
         raise origin.make_error("a scored specification has no severe magnitude", field="severe", remedy=remedy)
 
 
-# Other thresholds, and two simple traces of each specification
+# Changes of thresholds, and trials of specifications on simple traces
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""Unit of signals -> other units in which a threshold may be given, and their conversion factors."""
+"""Unit of a signal -> other units in which a threshold may be given -> their factors to that unit."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MOST_TRACES = 20_000
@@ -287,22 +289,23 @@ _LARGEST = 1e300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps K = severe/threshold; None if the specification has none."""
+    """Return the severe magnitude that keeps severe/threshold at another threshold; None if there is none."""
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one, or None."""
+    """Return the severe magnitude of the alternate with this threshold, else that of `proportional_severe`."""
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
     return next(anchors, proportional_severe(spec, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE` with an optional unit. The severe magnitude
-    changes as in `severe_magnitude`, and the id contains the threshold, as after a `[[replace]]`:
-    `max_contact_force_under_200N@100N`. The library's name gets `+ID` for each change. Raises `SpecError` for another
-    form, a specification that does not exist or has no threshold, and a value that is not positive in its unit.
+    """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit. The
+    severe magnitude becomes that of `severe_magnitude`. The new id ends in the threshold, such as
+    `max_contact_force_under_200N@100N`, and `+ID` with this id is appended to the library's name. Raises `SpecError`
+    for a text of another form, a specification that does not exist or has no threshold, and a value that is not
+    positive or has an unsuitable unit.
     """
     for change in changes:
         name, equals, text = change.partition("=")
@@ -328,8 +331,9 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`. The order is
-    unchanged. Without `severe` it changes as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
+    """Return the library with another threshold for a specification, whose new id ends in the threshold, as in
+    `ID@100N`. The order is unchanged. If `severe` is None, it becomes that of `severe_magnitude`. Raises the same
+    errors as `set_thresholds`.
     """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
@@ -386,7 +390,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialTrace:
-    """Signals of a few records, name -> [N], and the robustness of a formula on them."""
+    """A short trace: signals, name -> the values in N records, and the robustness of a formula on it."""
 
     signals: Mapping[str, Sequence[float | bool]]
     rho: float
@@ -405,9 +409,9 @@ def _format_value(value: float | bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
-    """A specification on traces: one that satisfies it (None if none was found), and those that violate it. Every
-    comparison decides at least one of `broken`: replacing it by true, or by false, makes the formula hold. `idle` are
-    the comparisons that decide none.
+    """A specification with a trace that satisfies it (`kept`, None if none was found), and traces that violate it
+    (`broken`). Each comparison in the formula decides at least one trace of `broken`: the formula holds on it if the
+    comparison is replaced by true, or by false. `idle` are the comparisons for which no such trace was found.
     """
 
     spec: Spec
@@ -417,9 +421,10 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find simple traces of four records, one that satisfies a specification, and some that violate it. A numeric
-    signal is a multiple of the value at which a comparison flips, throughout or in two records; a Boolean one is true
-    throughout, in two records, or never. The traces returned are those nearest to the limit.
+    """Find simple traces of four records: one that satisfies a specification, and some that violate it. In all records
+    or in two of them, a numeric signal is a multiple of the value at which a comparison flips, and is otherwise 0. A
+    Boolean signal is true in all records, in two, or in none. Of all such traces, those nearest to the limit are
+    returned.
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
@@ -452,7 +457,7 @@ def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTra
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
-    """Return traces of four records; for formulas with windows, their time stamps span all windows."""
+    """Return the traces that `try_spec` tries; if the formula has windows, the time stamps span all of them."""
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     turns = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
@@ -462,7 +467,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MOST_TRACES:
             break
     rows = list(islice(product(*choices), _MOST_TRACES))
-    # The second order suits bounds from below, the third conditions that must become true in time.
+    # The second shape suits bounds from below, the third conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -477,7 +482,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison flips, with every other signal at 0 or at 1."""
+    """Return the values of a signal at which a comparison flips, with all other signals at 0 or at 1."""
     values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         read = syntax.signal_names(predicate)

@@ -1,4 +1,4 @@
-"""Specifications and libraries of them, as values that the loader has checked (paper Section 3.1) and as plain rows."""
+"""Specifications and their libraries (paper Section 3.1): as values that the loader has checked, and as plain rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported without scoring."""
+"""`safe` is scored; `alternate` is another threshold of a scored one; `diagnostic` is only reported."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A word of the vocabulary that decides where specifications apply (paper Table 14)."""
+    """A word that describes tasks, and so decides which specifications apply to them (paper Table 14)."""
 
     name: str
     kind: TagClass
@@ -33,9 +33,9 @@ class Tag:
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the
-    paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the text as written, with `threshold`
-    in place of the number; `formula` is judged. A specification applies to a task that has every tag of `requires_all`
-    and none of `invalid_if_any`.
+    paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the formula's text, with the word
+    `threshold` in place of the number; `formula` is the parsed formula with the number, which is judged. A
+    specification applies to a task that has every tag of `requires_all` and no tag of `invalid_if_any`.
     """
 
     spec_id: str
@@ -54,19 +54,19 @@ class Spec:
     rationale: str
     alternate_of: str | None = None
     suites: tuple[str, ...] = ()
-    """The suites to which its limit applies; () = all."""
+    """The suites in which the specification applies; () = all."""
     except_suites: tuple[str, ...] = ()
-    """The suites in which another limit replaces it."""
+    """The suites in which another limit replaces this specification."""
 
     @property
     def written_formula(self) -> syntax.Formula:
-        """The formula as written, with the placeholder `threshold`."""
+        """The formula with the placeholder `threshold` instead of the number."""
         written = parse_signal_formula(self.stl, self.unit)
         return syntax.make_plain(written) if syntax.is_plain(self.formula) else written
 
     @property
     def has_numeric_condition(self) -> bool:
-        """True if a number decides whether the clause counts, and the clause has a margin."""
+        """True if the clause has a margin, and a condition that compares numbers decides whether it counts."""
         return not self.binary and not all(map(syntax.is_boolean_only, syntax.conditions(self.formula)))
 
     @property
@@ -77,7 +77,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which breaks ties, with their older ids and the tags that they may use.
+    """Specifications in library order, which breaks ties; `legacy` (older id -> current id); and the known tags.
 
     Raises:
         SpecError: by `library[spec_id]`, if no specification has that id.
@@ -110,9 +110,9 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id, or for an id to which a `[[replace]]` gave another
-        threshold. The latter, `ID@…`, is found if it is the only one of `ID`. Raises `SpecError` with similar ids if
-        the library has no such specification.
+        """Return the current id for a current or older id. If the library only has the specification with another
+        threshold, whose id is `ID@…`, that id is returned for `ID`, unless there are several. Raises `SpecError` with
+        similar ids if the library has no such specification.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
@@ -125,12 +125,14 @@ class Library:
         return current_id
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
-        """Return the older ids of a specification, by its current id; () if there are none."""
+        """Return the older ids of the specification with this current id; () if there are none."""
         return tuple(old for old, new in self.legacy.items() if new == spec_id)
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 in hexadecimal of everything that can change a verdict, a depth or a tie, not of wording."""
+        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie; texts do not change
+        it.
+        """
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -156,12 +158,12 @@ ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name not in ("for
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return one row per specification, in library order, in plain values under the keys of a library file."""
+    """Return one row of plain values per specification, in library order, with the keys of a library file."""
     return [_spec_row(library, spec) for spec in library]
 
 
 def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
-    """Return all facts about one specification: its row, the meaning of its tags and signals, its other thresholds."""
+    """Return all facts about one specification: its row, the meanings of its tags and signals, and its alternates."""
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {

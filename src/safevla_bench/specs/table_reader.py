@@ -1,4 +1,4 @@
-"""A strict reader of hand-written tables in TOML or JSON. Every error names file, row, key and remedy."""
+"""A strict reader of hand-written tables in TOML or JSON. Every error names the file, the row, the key and a remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Origin of a row: its file, line and subject, and the type of errors about it."""
+    """Where a row comes from: its file, line and subject (such as an id), and the type of the errors about it."""
 
     error: type[SafevlaError]
     file: str
@@ -40,14 +40,14 @@ class RowOrigin:
 
 
 class RuleFile(msgspec.Struct, frozen=True):
-    """A file of specifications or tasks in memory: its name and its text."""
+    """A file of specifications or tasks that is held in memory: its name and its text."""
 
     name: str
     text: str
 
     @classmethod
     def read(cls, path: str | Path | RuleFile) -> RuleFile:
-        """Return the file's base name and its text as UTF-8. `OSError` and `UnicodeDecodeError` propagate."""
+        """Read a UTF-8 file; `name` becomes its base name. `OSError` and `UnicodeDecodeError` propagate."""
         if isinstance(path, RuleFile):
             return path
         return cls(Path(path).name, files.read_text(Path(path)))
@@ -61,7 +61,7 @@ class RuleFile(msgspec.Struct, frozen=True):
         return Path(self.name).stem
 
     def read_text(self, encoding: str) -> str:
-        """Return the text, like `Path.read_text`."""
+        """Return the text; the method has the signature of `Path.read_text`."""
         return self.text
 
 
@@ -76,8 +76,8 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Parse a TOML file into a struct of its tables. Raises the origin's error if the file cannot be read, is not TOML,
-    or has an unknown key or an invalid value.
+    """Return the tables of a TOML file as a struct of type `kind`. Raises the origin's error if the file cannot be
+    read, is not TOML, or has an unknown key or an invalid value.
     """
     try:
         with limit_memory(origin.file):
@@ -89,8 +89,8 @@ def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) ->
 
 
 def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
-    """Return the rows of a JSON file, each with its origin: one row or a list; a .jsonl file has one row per line.
-    Raises the origin's error if the file cannot be read or is not JSON.
+    """Return the rows of a JSON file, each with its origin. The file holds one row or a list of rows; a .jsonl file,
+    one per line. Raises the origin's error if the file cannot be read or is not JSON.
     """
     with limit_memory(origin.file):
         text = read_text(path, origin)
@@ -114,7 +114,9 @@ _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "thr
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Convert a row to a struct. Raises the origin's error, with the key, for unknown or missing keys, wrong types."""
+    """Return a row as a struct of type `kind`. Raises the origin's error, which names the key, if a key is unknown or
+    missing, or a value has the wrong type.
+    """
     types = {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
     listed = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):
@@ -129,7 +131,7 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
         missing = re.search(r"missing required field `(\w+)`", problem)
-        at = re.search(r"`\$\.(\w+)", place)  # of "`$.threshold`", or of "`key` in `$.tags`"
+        at = re.search(r"`\$\.(\w+)", place)  # the messages end in "`$.threshold`", or in "`key` in `$.tags`"
         field = missing[1] if missing else at[1] if at else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else listed
