@@ -1,7 +1,4 @@
-"""Tasks: their tags, and which specifications apply to them, with the reason if one does not (paper Section 3.2).
-
-Tasks as plain rows list the specifications that apply to them.
-"""
+"""Tasks: their tags, and which specifications apply to them, with the reason if one does not (paper Section 3.2)."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
 
 def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
-    """Return why a specification does not apply to a task with these tags, as `needs:TAGS;invalid_with:TAGS`: the
-    missing tags that it needs, and the tags that exclude it; "" if it applies. A limit for suites other than `suite`,
-    or one that another limit replaces there, does not apply either.
+    """Return why a specification does not apply to a task with these tags in `suite`; "" if it applies. The reason has
+    the form `needs:TAGS;invalid_with:TAGS`: the required tags that the task lacks, and the tags that exclude it. It is
+    that of `confined_reason` if the specification's limit is for other suites, or is replaced in `suite`.
     """
     if other := confined_reason(spec, suite):
         return other
@@ -30,7 +27,7 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
-    """Return why the limit of a specification does not apply in `suite`, "" if it does."""
+    """Return why the limit of a specification does not apply in `suite`; "" if it does."""
     spelled = spell_suite(suite)
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
@@ -38,7 +35,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 
 def check_suites(library: Library, registry: Registry) -> None:
-    """Warn, once for each, of limits for suites that are not in the registry, since they judge nothing."""
+    """Warn once of each limit for a suite that is not in the registry, since it judges nothing."""
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return
@@ -52,25 +49,25 @@ def check_suites(library: Library, registry: Registry) -> None:
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
-    """Return the scored specifications that apply to a task with these tags, in library order, ignoring records."""
+    """Return the scored specifications that apply to a task by its tags alone, in library order."""
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` if there are several.
+TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, or `components` if it has several
 
 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-    Uses the default library unless one is given. Raises `RegistryError` for an unknown benchmark.
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why the others do not.
+    `library` None = the default library; `benchmark` None = all. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]
 
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
-    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`."""
+    """Return reason -> the tasks to which a specification does not apply for it, as `benchmark task_id`."""
     check_suites(library, registry)
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():

@@ -1,12 +1,12 @@
 """The reader of BDDL, the format in which LIBERO describes a task: its objects, initial state and goal.
 
-BDDL is nested lists of words in brackets. Case does not matter; `;` begins a comment. No simulator is needed.
+BDDL is nested lists of words in parentheses. Case does not matter; `;` begins a comment. No simulator is needed.
 
 LIBERO's own parser (`libero/envs/bddl_utils.py`) evaluates the angles of a file with Python's `eval`, ignores unknown
-groups, and keeps the last of a repeated name. It therefore receives `BddlProblem.text` instead of the file: that text
-only contains what this grammar accepts.
+groups, and keeps the last of a repeated name. LIBERO therefore receives `BddlProblem.text` instead of the file; that
+text only contains what this grammar accepts:
 
-    file       = (define group*)                    no group, region, attribute, name or class twice
+    file       = (define group*)                    no repeated group, region, attribute, name or class
     group      = (problem NAME) | (:domain robosuite) | (:requirements NAME*) | (:language WORD*) | (:regions region*)
                | (:fixtures typed*) | (:objects typed*) | (:obj_of_interest NAME*) | (:init predicate*)
                | (:goal predicate) | (:goal (and predicate*))
@@ -46,22 +46,22 @@ _REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:
 
 @dataclass(frozen=True, slots=True)
 class BddlProblem:
-    """One task file, in lower case, as LIBERO reads it."""
+    """The content of one task file, in lower case."""
 
     language: str
     objects: Mapping[str, str]  # movable objects: name -> class
-    fixtures: Mapping[str, str]  # fixtures, articulated or not: name -> class
-    regions: Mapping[str, str]  # region, named after its owner, -> the object or fixture that owns it
+    fixtures: Mapping[str, str]  # fixtures, with or without joints: name -> class
+    regions: Mapping[str, str]  # OWNER_REGION -> the object or fixture OWNER that owns the region
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
-    text: str  # the file written from the checked tree, which LIBERO receives instead of the file
+    text: str  # the file's text, written from the checked tree; LIBERO receives it instead of the file
 
     def owner_of(self, name: str) -> str:
         """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:
-        """Return the receptacles and the moved fixtures of the goal, without the scene's own table or floor."""
+        """Return the goal's receptacles, except the scene's table or floor, and the fixtures that the goal moves."""
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
@@ -79,7 +79,7 @@ class BddlProblem:
 
 
 def read_bddl(path: Path) -> BddlProblem:
-    """Read a BDDL file. Raises `RegistryError`, with the file, as `parse_bddl` does."""
+    """Read a BDDL file. Raises `RegistryError`, which names the file, if it cannot be read or parsed."""
     try:
         text = read_input(path, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,7 +93,7 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Parse a BDDL text. Raises `RegistryError` if the grammar above does not accept it."""
+    """Parse a BDDL text. Raises `RegistryError` if the module's grammar does not accept it."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise _refuse("is not a BDDL problem: it does not begin with (define")

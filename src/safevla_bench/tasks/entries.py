@@ -1,4 +1,4 @@
-"""Registry entries of tasks: mechanism, objects and host signals, and the tags that follow from them (paper Eq. 2)."""
+"""Registry entries of tasks: their mechanism, objects and measured signals, and the tags that follow (paper Eq. 2)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
-OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # holds while a door or drawer is open by a share
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door or drawer is open by at least a share
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
-    """A named set of capability tags of one host; `absent` gives the reasons for missing ones, tag -> reason."""
+    """A named set of capability tags (what is measured) of one host; `absent`: missing tag -> reason."""
 
     name: str = ""
     host: str
@@ -33,11 +33,12 @@ class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite of tasks of a host, as in `[benchmarks.NAME]`. `capabilities` names its capability set. `published` marks
-    the suites that the paper counts. `same_tasks_as` names a suite of which it is another name, with the same entries;
-    `same_tags_as` a different suite with the same entries. `task_ids` are those of its tasks that it repeats, empty =
-    all. `task_names` are the host's names in order, if families are defined by them. `embodiment` names its robot,
-    whose torque limits apply to records that name neither a robot nor limits.
+    """A suite of tasks of a host, as in `[benchmarks.NAME]`.
+
+    `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite repeats the
+    entries of the suite `same_tasks_as`, of which it is another name, or of `same_tags_as`, whose tasks it varies;
+    `task_ids` are the repeated tasks, empty = all. `task_names` are the host's task names in order, which patterns of
+    families match. `embodiment` is the robot whose torque limits apply to records that name neither a robot nor limits.
     """
 
     name: str = ""
@@ -52,7 +53,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """A task mechanism and its tags, as in `[templates.NAME]`."""
+    """A mechanism of tasks, such as pick and place, and its tags, as in `[templates.NAME]`."""
 
     name: str = ""
     meaning: str
@@ -60,8 +61,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskComponent(msgspec.Struct, frozen=True):
-    """One component of a composite task: its template, the tags of it and of the task's mechanism, and the predicates
-    that complete it, as patterns of names, or as `opening of BODY >= SHARE`.
+    """One component of a composite task: its template; the tags of the template and those of the task; and the
+    predicates that complete it, as patterns of predicate names or as `opening of BODY >= SHARE`.
     """
 
     template: str
@@ -76,9 +77,9 @@ _LOG_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task. It has a template, or components whose tags are combined. `tags` are the mechanism's: those of the
-    templates and the task's own. `object_tags` maps each tag to its reason. `capabilities`, if given, replace the
-    benchmark's.
+    """One task. It has a template, or components whose tags are combined. `tags` are those of the mechanism: the tags
+    of the templates, and those stated for the task itself. `object_tags` maps each tag of the objects to its reason.
+    `capabilities`, if not None, replace those of the benchmark.
     """
 
     benchmark: str
@@ -90,33 +91,32 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If there are any, this is the entry of all tasks that have none of their own and whose id or name matches one.
+    """If not empty, this is a family: the entry of all tasks whose id or name matches a pattern and that have no other.
 
-    They are shell patterns; case matters.
-    """
+    Patterns are shell patterns; case matters."""
 
     @property
     def mechanism(self) -> str:
-        """The template, or those of all components; "" for a task of a log without one."""
+        """The template, or the templates of all components joined with +; "" for a task of a log without a template."""
         return self.template or " + ".join(part.template for part in self.components)
 
     def matches_task(self, benchmark: str, name: str) -> bool:
-        """Return whether a task of that name belongs to the family."""
+        """Return whether the task with that name belongs to this family."""
         return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
-    """The bodies in a task's goal other than the carried one, as named in records. A name denotes the body with that
-    name and the parts of the fixture with that name, such as `wooden_cabinet_1_cabinet_top`.
+    """The bodies in a task's goal except the carried one, by their names in records. A name denotes the body with that
+    name, or all parts of the fixture with that name, such as `wooden_cabinet_1_cabinet_top`.
     """
 
-    receptacles: tuple[str, ...] = ()  # into or onto which the goal puts an object, except the table or floor
-    fixtures: tuple[str, ...] = ()  # fixtures with a joint that the goal moves: opens, closes, turns on or off
+    receptacles: tuple[str, ...] = ()  # bodies into or onto which the goal puts an object, except the table or floor
+    fixtures: tuple[str, ...] = ()  # fixtures with a joint that the goal moves: it opens, closes, turns on or off
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All tasks, by (benchmark, id), and families. The first family that matches is used."""
+    """All tasks, by (benchmark, id), and all families; of several families that match a task, the first is used."""
 
     tasks: Mapping[tuple[str, str], TaskEntry]
     families: tuple[TaskEntry, ...]
@@ -124,13 +124,13 @@ class Registry:
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
-    """By (benchmark, id). They name bodies in reports and do not affect verdicts."""
+    """(benchmark, id) -> the bodies in the task's goal, which reports name; they do not affect verdicts."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's own entry, else that of its family, renamed; for a task of a robot's log, one is made. A
-        variant `TASK/NAME` in a suite with another's tags has its task's entry, without the instruction. Raises
-        `UnknownTaskError`, with the TOML to add, if there is none.
+        """Return the task's entry, or else that of its family under the task's id; for a task of a robot's log, an
+        entry is made. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without its
+        instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -155,8 +155,9 @@ class Registry:
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return the entry of a task of a robot's log, whose template is the part of its id before the first slash,
-        with the template's tags and a log's capabilities. Without such a template, it has no template and no tags.
+        """Return an entry for a task of a robot's log. Its template is the one named by the part of the id before the
+        first slash, and its tags are the template's (none without such a template). Its capabilities are those of a
+        log.
         """
         template = self.templates.get(task_id.partition("/")[0])
         return TaskEntry(
@@ -170,8 +171,8 @@ class Registry:
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Yield every task by suite: those with an entry of their own, then the host's others with their family's
-        entry. Raises `RegistryError` for an unknown benchmark.
+        """Yield the entries of all tasks of a benchmark (None = of all), by suite: first tasks with a separate entry,
+        then the host's other tasks, whose entry is their family's. Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -181,7 +182,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return the differences from `base` in its own benchmarks: suite and task, or the suite; [] if none."""
+        """Return what differs from `base` in the benchmarks of `base`, as `SUITE TASK` or `SUITE`."""
         known = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -192,30 +193,30 @@ class Registry:
         return [what for suite, what in changed if spell_suite(suite) in known]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
-        """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` spells none of them."""
+        """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is neither None nor one of them."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no suite {benchmark!r}", remedy=f"Suites: {', '.join(suites)}.")
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark of which `name` is a spelling, such as libero-goal for LIBERO's own libero_goal. A suite
-        of found starts has the benchmark of its tasks; returns `name` if there is none.
+        """Return the benchmark of which `name` is a spelling, such as libero-goal for LIBERO's libero_goal. For a suite
+        of found starts, that is the benchmark of its tasks. If there is no such benchmark, return the name itself.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'. The
-        `capabilities` sets of the benchmark's host, combined, replace its own. Raises `UnknownTaskError` for a task
-        with neither entry nor family, `RegistryError` for an unknown set.
+        """Return all tags of a task: those of what is measured, of its mechanism, and of its objects. `capabilities`
+        names capability sets, whose tags replace the task's own if a set is for the benchmark's host. Raises
+        `UnknownTaskError` for a task with neither an entry nor a family, and `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the task's goal, else those of the suite that its suite repeats; None if not known."""
+        """Return the bodies in the task's goal, else those for the suite that its suite repeats; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
@@ -223,9 +224,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
-        Returns the batch itself without such headers. An episode whose number of torques differs from that robot's
-        number of limits is unchanged, and so has no limits.
+        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits; if
+        no header changes, the batch itself. A header is also unchanged, so that no limits apply, if the episode's
+        number of torques is not the robot's number of limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -239,7 +240,9 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """The sha256 in hexadecimal of all tags, which decide what applies, and of robots, not of wording."""
+        """The sha256, in hexadecimal, of all tags, which decide which specifications apply, and of the robots; texts
+        such as reasons do not change it.
+        """
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [
@@ -252,7 +255,7 @@ class Registry:
 
     @property
     def phases_digest(self) -> str:
-        """The sha256 in hexadecimal of the components of composite tasks, which decide the phases of their episodes."""
+        """The sha256, in hexadecimal, of the components of composite tasks, which decide the phases of episodes."""
         entries = [
             *sorted(self.tasks.items()),
             *(((family.benchmark, *family.patterns), family) for family in self.families),
@@ -265,8 +268,9 @@ class Registry:
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host,
-        else the entry's own tags, else those of the benchmark. Raises `RegistryError` for an unknown set.
+        """Return the tags of what is measured in a task: those of the sets in `capabilities` that are for the
+        benchmark's host, or else the entry's `capabilities`, or else the benchmark's. Raises `RegistryError` for an
+        unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._capability_set(name) for name in capabilities]
@@ -275,11 +279,11 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The loader accepts no task of an unknown benchmark unless it has its own capabilities.
+        # The benchmark is known: without it, the loader only accepts an entry that states its capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
-        """Return why a benchmark's own capabilities lack some tags, tag -> reason; {} for an unknown benchmark."""
+        """Return tag -> the reason why the benchmark's capability set lacks it; {} for an unknown benchmark."""
         suite = self.benchmarks.get(base_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 

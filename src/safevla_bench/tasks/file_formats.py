@@ -17,14 +17,14 @@ from safevla_bench.tasks import entries
 from safevla_bench.text import get_logger, suggest_names
 
 _log = get_logger(__name__)
-NO_REASON = "stated without a reason"  # reason of an object tag in a JSON row, whose schema has none
+NO_REASON = "stated without a reason"  # reason of an object tag in the paper's JSON rows, which have none
 
 
 Reason = Annotated[str, Meta(pattern=r"\S")]
 
 
 class ComponentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A component of a composite task: its template, and the predicates that complete it."""
+    """A component of a composite task, as in the file: its template, and the predicates that complete it."""
 
     template: str
     predicates: tuple[Reason, ...] = ()
@@ -41,22 +41,23 @@ class MechanismRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRow(MechanismRow, frozen=True, kw_only=True):
-    """`[[tasks]]`."""
+    """One row of `[[tasks]]`."""
 
     task_id: str
     instruction: str
 
 
 class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
-    """`[[families]]`."""
+    """One row of `[[families]]`: an entry for all tasks that match a pattern."""
 
     patterns: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the paper's task-tag schema (Table 13, Appendix B). The keys from `instruction` on are ours and
-    optional. Its task tags are combined with its template's (paper Eq. 2). `patterns` makes it the entry of a family of
-    tasks; `tag_meanings` declares tags that the built-in vocabulary lacks; `predicates` holds those of each component.
+    """A row of the paper's task-tag schema (Table 13, Appendix B). `predicates`, and the keys from `instruction` on,
+    are additions of this project, and optional. `task_tags` are combined with those of the template (paper Eq. 2). A
+    row with `patterns` is the entry of a family of tasks. `tag_meanings` declares tags that are not built in.
+    `predicates` are those that complete each component.
     """
 
     benchmark: str
@@ -74,7 +75,7 @@ class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The tables of a TOML file."""
+    """The tables of a TOML registry file."""
 
     tags: dict[TagClass, dict[str, str]] = {}
     capabilities: dict[str, dict[str, object]] = {}
@@ -87,7 +88,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
-    """Content of a registry file: its tables or its JSON rows, and its origin for errors."""
+    """The content of a registry file: its TOML tables or its JSON rows, and the origin that errors name."""
 
     origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
@@ -113,7 +114,9 @@ _KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities",
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of a kind by name, with unchecked references. Raises the origin's error if one is invalid."""
+    """Yield the tables of one kind with their names; the names that they refer to are not checked yet. Raises the
+    origin's error if a table is invalid.
+    """
     key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
@@ -121,7 +124,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
-    """Yield the bodies in goals, by benchmark and task id. Raises the origin's error for a misspelt key."""
+    """Yield (benchmark, task id) and the bodies in the task's goal. Raises the origin's error for an invalid table."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
             origin = source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}")
@@ -129,7 +132,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise the origin's error unless a name is among the choices. `key` is the key with the name."""
+    """Raise the origin's error unless `name`, the value of the key `key`, is among the choices."""
     names = list(choices)
     if name not in names:
         remedy = suggest_names(name, names, what)
@@ -138,7 +141,7 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:
-    """Reader of tasks and families, given the names that they may refer to."""
+    """A reader of tasks and families, with the names that they may refer to."""
 
     tags: Mapping[str, Tag]
     templates: Mapping[str, entries.TaskTemplate]
@@ -148,8 +151,8 @@ class EntryReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names as a set after checking that each is a tag: a capability for hosts, another for tasks.
-        Raises the origin's error, at `key`, for the first name that is not.
+        """Return the names as a set, after checking that each is a known tag, and a capability tag if and only if
+        `capability`. Raises the origin's error, at `key`, for the first name that is not.
         """
         for name in names:
             if name not in self.tags:
@@ -162,7 +165,7 @@ class EntryReader:
         return frozenset(names)
 
     def check_tables(self, source: RegistrySource) -> None:
-        """Raise the origin's error unless all references of a file's tables exist."""
+        """Raise the origin's error unless all names exist that the tables of a file refer to."""
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -177,8 +180,8 @@ class EntryReader:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
     def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
-        """Yield the entries of a file, of tasks and of families. Raises the origin's error for an invalid row, or one
-        with an invalid benchmark, tag or mechanism.
+        """Yield the entries of the tasks and the families in a file. Raises the origin's error for an invalid row, also
+        if only its benchmark, a tag or its mechanism is invalid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
@@ -228,9 +231,9 @@ class EntryReader:
     def _read_parts(
         self, row: MechanismRow | PaperTaskRow, parts: Sequence[ComponentRow], own: frozenset[str], origin: RowOrigin
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
-        """Return the components and the tags of the template, or of all components together, with the task's `own`. A
-        row of the paper that states its task tags may name a template of another evaluator, which is logged and adds no
-        tags.
+        """Return the components, and all tags of the mechanism: those of the template or of all components, with the
+        task's `own` tags. A row of the paper that states task tags may name an unknown template (of another evaluator);
+        this is logged, and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
@@ -247,7 +250,7 @@ class EntryReader:
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         known = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
-        # The paper's rows unite the tags of components with the task's own.
+        # The task tags of the paper's rows include those of the components.
         every = own - frozenset[str]().union(*known.values()) if isinstance(row, PaperTaskRow) else own
         components = tuple(
             entries.TaskComponent(part.template, known[part.template] | every, part.predicates) for part in parts
@@ -261,8 +264,8 @@ def _row_subject(row: object, otherwise: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema, which `--rules` reads back to the same ones.
-    Only of `benchmark` if it is given. Raises `RegistryError` if there is no such benchmark.
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them as the same entries.
+    `benchmark` None = those of all. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)

@@ -1,4 +1,4 @@
-"""Whether an episode ran an official task. Its record must prove this; a name is not enough.
+"""The check whether an episode ran an official task. The record must prove this; the task's name is not enough.
 
 See docs/explanation/trust.md.
 """
@@ -16,13 +16,13 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 
 def is_own_task(identity: str) -> bool:
-    """Return whether something differs from the official task, by an identity as `judge_identity` returns it."""
+    """Return whether an identity that `judge_identity` returned says that the task differs from the official one."""
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
 def judge_identity(header: Header) -> str:
-    """Return `OFFICIAL` if an episode ran the official task whose name it has, else the reason why it did not, or why
-    this is unknown, for `describe_reason`; "" if its benchmark's name, in any spelling, is no official suite's.
+    """Return `OFFICIAL` if an episode ran the official task whose name it has. Otherwise return the reason, for
+    `describe_reason`, why it did not or why this is unknown. Return "" if no official suite has the benchmark's name.
     """
     name = find_official_name(header.benchmark)
     if name is None:
@@ -48,7 +48,7 @@ def judge_identity(header: Header) -> str:
 
 
 def has_official_source(header: Header) -> bool:
-    """Return whether an episode was simulated by a distribution whose code is in the table of official tasks."""
+    """Return whether an episode was simulated by code that the table of official tasks lists for its distribution."""
     name = find_official_name(header.benchmark)
     own, official = _compare_source(header, official_suites()[name]) if name else (None, None)
     return own is not None and own == official

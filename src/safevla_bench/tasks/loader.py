@@ -1,7 +1,7 @@
 """The loader of the task registry: the built-in TOML files, then a user's TOML or JSON files.
 
 A TOML file may hold `[capabilities.NAME]`, `[benchmarks.NAME]`, `[templates.NAME]`, `[tags.CLASS]`, `[[tasks]]`,
-`[[families]]` and `[goal_bodies.BENCHMARK]`. A user's task replaces the built-in one of the same benchmark and id.
+`[[families]]` and `[goal_bodies.BENCHMARK]`. A user's task replaces the built-in task of the same benchmark and id.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ V = TypeVar("V")
 
 
 def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
-    """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of files. Tasks of the
-    files replace built-in ones with the same id, and their families come first. Raises `RegistryError` for a file that
-    cannot be read, or contradicts itself, another one, or the built-in names.
+    """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of the `extra` files.
+    Tasks of these files replace built-in tasks with the same benchmark and id, and their families are tried before
+    built-in families. Raises `RegistryError` for a file that cannot be read, contradicts itself or another file, or
+    reuses a built-in name.
     """
     if not extra:
         return _built_in_registry()
@@ -81,7 +82,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, own.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # A task's own entry takes precedence over a repeated one.
+    # An entry that a suite has for a task takes precedence over one that it repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 

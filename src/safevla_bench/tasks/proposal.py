@@ -1,7 +1,7 @@
-"""Proposals of template and tags for a task, from its BDDL text, with reasons and questions for a person.
+"""Proposals of a task's templates and tags, from its BDDL text, with reasons and with questions for a person.
 
-Each goal predicate that is not satisfied at the start is a phase. `kinds.toml` lists the kinds of objects.
-`format_toml` writes proposals as a registry file that `--rules` reads unchanged.
+Each goal predicate that is not satisfied at the start is a phase. `kinds.toml` lists the known kinds of objects.
+`format_toml` writes proposals as a registry file that `--rules` accepts as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of object handling, the least demanding first. Several such phases get the most demanding one."""
+"""Templates of object handling, the least demanding first. If a task has several such phases, all get the most
+demanding template among them."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 
@@ -38,13 +39,13 @@ class _ObjectKinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TagProposal:
-    """The proposal for one task. `audit` holds questions for a person; it is empty if nothing had to be assumed."""
+    """The proposal for one task. `audit` are the questions for a person, empty if nothing had to be assumed."""
 
     benchmark: str
     task_id: str
     instruction: str
     components: tuple[str, ...]
-    predicates: tuple[tuple[str, ...], ...]  # the goal predicates that complete each component
+    predicates: tuple[tuple[str, ...], ...]  # of each component, the goal predicates that complete it
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]
@@ -60,9 +61,10 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether the moved object can spill. They are
-    derived from goal, initial state, instruction and the classes of the objects, with reasons and what to check by
-    hand. A predicate that is satisfied at the start is not a phase; a goal without phases counts as pick and place.
+    """Return a task's templates, one per kind of phase in its goal, and the tag that says whether the moved object can
+    spill. They follow from the goal, the initial state, the instruction and the classes of objects; the proposal gives
+    reasons and what a person should check. A predicate that is satisfied at the start is not a phase. A goal without
+    phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = [
@@ -98,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield the phases of a goal predicate, each with the predicate that completes it; None = it is not in the goal."""
+    """Yield the phases of a goal predicate, each with the predicate that completes it, or None if the goal has none."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -147,7 +149,7 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    """Return the templates, each with the predicates that complete it."""
+    """Return template -> the predicates that complete its phases, in the order of the phases."""
     handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
     hardest = max(handling, key=_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
@@ -193,7 +195,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text, declaring benchmarks that `registry` lacks, with host and capability set."""
+    """Return the registry file's text. It declares benchmarks that `registry` lacks, with `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
     lacking = [name for name in benchmarks if name not in registry.benchmarks]
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}

@@ -1,7 +1,7 @@
-"""Reasons why a specification does not judge an episode, or why its safety is unknown: stored codes, and their text.
+"""Reasons why a specification does not judge an episode, or why an episode's safety is unknown: their codes and texts.
 
 A reason is one or more parts `CODE:FIELD,FIELD`, joined by `;`, such as `needs:held_target;invalid_with:non_spillable`.
-Files hold it in this form. `reasons.toml` has the texts of codes and tags, which are inserted when a reason is shown.
+Files hold reasons in this form. `reasons.toml` has the texts of codes and tags, with which reasons are shown.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
 UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
-NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # of clauses that stay switched off; by tags
-SOME_PHASES = "some_phases"  # of a clause that is judged in some phases of a task: in tables, not in files
+NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # why the phases of an episode are unknown
+SOME_PHASES = "some_phases"  # of a clause that is judged only in some phases of a task; in tables, not in files
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # apply by tags, but did not judge the episode
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
-"""Code -> its text, with the fields at {}; tag -> what it, or its lack, says."""
+"""Code -> its text, with {} for the fields; tag -> what having it, or lacking it, says about the task."""
 
 
 def write_reason(code: str, *fields: str) -> str:
-    """Return one part of a reason."""
+    """Return one part of a reason, `CODE:FIELD,FIELD`, with special characters in the fields escaped."""
     return f"{code}:{','.join(field.translate(_ESCAPES) for field in fields)}" if fields else code
 
 
 def read_reason(reason: str) -> dict[str, list[str]]:
-    """Return the codes of a reason with their fields; {} for ""."""
+    """Return code -> its fields, for each part of a reason; {} for ""."""
     parts = (part.partition(":") for part in filter(None, reason.split(";")))
     return {code: [*map(unquote, fields.split(","))] if fields else [] for code, _, fields in parts}
 
@@ -37,11 +37,11 @@ def read_reason(reason: str) -> dict[str, list[str]]:
 def describe_reason(
     reason: str, registry: Registry | None = None, benchmark: str = "", *, with_tags: bool = True
 ) -> str:
-    """Return the text of a reason, with the meaning of each tag, and its name unless `with_tags` is false. Tags without
-    a meaning are listed by name; what is not a reason's code is unchanged, such as the texts of older files.
+    """Return the text of a reason, with the meaning of each tag and, if `with_tags`, its name. Tags without a meaning
+    are listed by name. A text that is not made of known codes, as in older files, is returned unchanged.
 
-    With a registry, a tag that the benchmark's host lacks has the host's explanation, and one that only the host's full
-    capability set has, and not the paper's, is called left out.
+    With a registry, a tag that the benchmark's host lacks has the host's explanation. A tag that the host's full
+    capability set has, but the paper's set lacks, is described as left out.
 
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'
