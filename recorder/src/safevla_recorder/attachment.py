@@ -234,7 +234,7 @@ def _peek(layer: object, name: str, absent: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is a wrapper that makes its inner environment in its first reset, still to come."""
+    """Return whether `env` is a wrapper whose inner environment does not exist yet: its first reset makes it."""
     absent = object()
     inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
     return _peek(env, "reset") is not None and any(part is None for part in inner)

@@ -35,7 +35,7 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Each pair's readings [N]: peak and sum over the substeps, of forces that count; all forces at the last substep."""
+"""Readings of each pair [N]: `PEAK` and `SUM` of counted forces over the substeps, `NOW` all forces at the last."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
@@ -92,7 +92,7 @@ class BatchRecorder:
         ignored.
 
         The current episode of these worlds is dropped, even if this method raises. The first call determines the
-        families and sizes of readings for as long as any world is in an episode.
+        families (which readings are passed) and their sizes, for as long as any world is in an episode.
 
         Args:
             net_force_n: net forces of the declared pairs [N]: vectors [N, K, 3] in the world frame, or norms [N, K]. A
@@ -286,10 +286,10 @@ class BodyPairs:
     shapes: Ints  # [2, K], indices in `SceneMap.shapes`
     bodies: Ints  # [2, K], indices in `roles`, the lower index first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Maps the index of each body that both finger groups may touch to two masks: the pairs of either group, [K]."""
+    """For the index of each body that both finger groups may touch: masks of its pairs with either group, [K]."""
     needed_substeps: Floats
-    """Successive substeps apart until a pair counts, [2, K]: for a record 0 in which it does not touch, and one in
-    which it does. 0 = it counts at once, inf = never."""
+    """Successive substeps that a pair must be apart to count, [2, K]: if it does not touch in record 0, and if it does.
+    0 = it counts at once, inf = never."""
     mechanical: frozenset[tuple[int, int]]  # body pairs that never count
     resting: frozenset[tuple[int, int]]  # body pairs that are dropped if they touch in record 0
 
@@ -347,7 +347,7 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `BodyPairs`'s last three fields, by filtering with a record 0 in which no pair touches, then all do."""
+    """Return `BodyPairs`'s last three fields, from two filters: no pair touches in record 0, and all pairs do."""
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
     apart, touching = (ContactFilter(probed, first) for first in (none, every))

@@ -52,7 +52,7 @@ class ChannelSpec:
     dtype: str = REAL
     unit: str = ""
     bodies: str = ""
-    """Name of the array that lists the bodies of each row, as indices in `roles`; empty if rows are not by body."""
+    """Name of the array that lists the bodies of each row, as indices in `roles`; empty if rows have no bodies."""
     is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
     is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
     is_rare: bool = False  # true if tables of episodes omit the column when no episode recorded it

@@ -203,7 +203,7 @@ def _gripped_by(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, finge
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the `body` that both sides, 1 and 2, touch, of several the one with the largest force; −1 = none."""
+    """Return the `body` that both sides, 1 and 2, touch; of several, the one with the largest force; −1 = none."""
     candidates = np.intersect1d(body[side == 1], body[side == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -235,7 +235,7 @@ class ContactFilter:
     - A pair inside one recorded body, or between parts of one fixture, never counts.
     - The finger groups of one gripper, and robot links that touch in record 0 and are not of different arms, are
       mechanical: they never count.
-    - A pair without a robot geom that touches in record 0 is resting: it counts after `apart_substeps` in a row apart.
+    - A pair without a robot geom that touches in record 0 is resting: it counts after `apart_substeps` without contact.
     - Any other pair counts.
     """
 

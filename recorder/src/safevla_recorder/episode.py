@@ -40,7 +40,7 @@ OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 class EpisodeRow:
     """One row of a run's table of episodes; `reason` says why an episode crashed, was stopped or had an invalid action.
 
-    Other fields may be None: unknown, because in a loop recorded from outside only the loop's author knows them.
+    Other fields are None if unknown: in a loop recorded from outside, only the loop's author knows some of them.
     """
 
     episode_id: str
@@ -64,7 +64,7 @@ class ContactList:
     """Contacts of one episode in record order, [C] each; `a` and `b` are indices in `roles`; NaN = not recorded.
 
     `net_force_n` is the norm of the net force, the vector sum of all contact forces between two bodies. `force_n` is
-    that at the largest single contact point, or the net force if only this is known. Both are peaks over the substeps.
+    the largest norm at a single contact point, or `net_force_n` if only it is known. Both are peaks over the substeps.
     `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |net force| · substep.
     """
 
@@ -132,7 +132,7 @@ class EpisodeArrays:
 
 
 FIXTURES = "fixtures"
-"""Host-specific header field, if no seed determines it: root body -> position [3] in m, quaternion [4] wxyz."""
+"""Host-specific header field: root body -> position [3] in m, quaternion [4] wxyz; missing if a seed gives these."""
 SIMULATION = "simulation"
 """Header field: facts, in addition to versions, that affect a trajectory's last digits; see `read_simulation`."""
 

@@ -175,7 +175,7 @@ HIDDEN = "***"
 _MIN_CHARACTERS = 4  # minimum length of a secret; shorter secrets would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
-_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # not a port
+_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # digits alone are a port
 _secrets: set[str] = set()
 
 

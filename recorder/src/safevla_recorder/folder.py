@@ -327,7 +327,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 def _shorten(path: Path) -> str:
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # as in the user's shell
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell's folder is the current one
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -452,7 +452,7 @@ class RunWriter:
         Args:
             out: the run folder.
             policy: the name under which the episodes are reported.
-            host: the host of `safevla eval` whose tags and scenes the episodes use; None = no host's.
+            host: the host of `safevla eval` whose tags and scenes the episodes use; None = no such host.
             packages: distributions whose versions are recorded, in addition to those of NumPy and the recorder.
             privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
             header: header fields with the same value in all episodes, see `write`.

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
 MERGED_M = 0.005  # boxes are merged if all points of the merged box are closer than this to the original boxes
-_RESOLUTION = 2.0**-22  # of motions in rad and m (0.24 µm for m), so that compressed records stay small
+_RESOLUTION = 2.0**-22  # of motions: 0.24 µrad or µm, so that compressed records stay small
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Merge boxes, the bytes of float64 rows [K, 10], if that extends them by less than `MERGED_M`. Cached."""
+    """Merge boxes, given as bytes of float64 [K, 10], if that extends them by less than `MERGED_M`. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     added = np.zeros(len(boxes))
     while len(boxes) > 1:

@@ -171,8 +171,8 @@ def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> b
 
 
 class OfficialTask(NamedTuple):
-    """A task of an official suite; `init_states` is the number of initial states. None = the environment varies the
-    instruction by episode, or there are no initial states, or they are not an array.
+    """A task of an official suite; `init_states` is the number of its initial states. `instruction` is None if it
+    varies by episode; `init_states` and their hash are None if there are none, or they are not an array.
     """
 
     name: str

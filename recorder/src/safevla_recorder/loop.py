@@ -68,7 +68,7 @@ class RecordingSession:
 
     def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if not known_kinds():
-            with suppress(Exception):  # the reset would import these classes and then make an environment
+            with suppress(Exception):  # import the classes before the reset does, to watch them
                 importlib.import_module(_LIBERO)
         with attachment.watch_construction(known_kinds(), self._begin_late):
             result = original(*args, **kwargs)
@@ -136,7 +136,7 @@ class RecordingSession:
 
 
 def _has_failed() -> bool:
-    """Return whether an exception ends this process; for a `SystemExit` in the main process, this is unknown: False."""
+    """Return whether an exception ends this process; False for a `SystemExit` in the main process, now unknown."""
     error = sys.exc_info()[1]  # set in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
@@ -220,7 +220,7 @@ def record(
         init_states: the initial states of your loop, [count, state], if they are not the task's; an episode's index
             refers to them.
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
-        worker: the name of this process if several processes record at once, each into its own `out`. It is part of the
+        worker: the name of this process if several processes record at once, each into its own `out`. The name is in the
             episodes' ids, so that the folders can be judged together.
         goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
             in which the placed object is the target; `("open", "drawer")`, in which the goal moves the fixture.

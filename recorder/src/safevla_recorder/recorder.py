@@ -361,7 +361,7 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
     ) -> None:
-        """Take record 0, the settled state. Families whose arguments are None are not recorded in this episode.
+        """Take record 0, the settled state. Readings whose arguments are None are not recorded in this episode.
 
         The previous episode is dropped, even if this raises for an unknown shape.
 

@@ -2,7 +2,7 @@
 
 A goal (`robocasa_goals.json`) is a verb followed by names. A name is that of an object of the episode, or of an
 attribute of RoboCasa's task that holds a fixture. With the verbs `in`, `on` and `under`, the first object is the
-target. With `at`, the goal moves the robot, and with all other verbs the fixture.
+target. With `at`, the goal moves the robot. With any other verb, it moves the fixture.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
-"""Lists in RoboCasa's description whose order is that of a Python set, so differs between processes: l. 2962 of
-`models/objects/kitchen_objects.py` 1.0.0 fills `OBJ_GROUPS` in hash order. RoboCasa only tests membership in them."""
+"""Lists in RoboCasa's description whose order is that of a Python set and differs between processes: line 2962 of
+`models/objects/kitchen_objects.py` 1.0.0 fills `OBJ_GROUPS` in it. RoboCasa only tests membership in the lists."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
@@ -238,7 +238,7 @@ def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
     The result is the same in every process, because sets are sorted, and so are RoboCasa's lists with the order of a
-    set. Of a text, only the part after its last `/objects/` is kept. Other values become their `name`, or else their
+    set. A text with `/objects/` is cut to the part after the last one. Other values become their `name`, or else their
     text without memory addresses.
     """
     if isinstance(value, Mapping):

@@ -73,7 +73,7 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
     """Return a record's results-version: how many changes of results there were up to its safevla version; None if
-    `versions` does not contain that.
+    `versions` lacks this version.
 
     Records of one results-version can be compared, regardless of package versions.
     """

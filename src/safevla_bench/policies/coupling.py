@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _OfMotion(FilterBase):
-    """A filter that must distinguish the numbers of an action that are motion: those that are 0 in the still action."""
+    """A filter that must know which numbers of an action describe motion: those that are 0 in the still action."""
 
     takes_poses = False
     _still: Action
@@ -115,7 +115,7 @@ class DistanceBarrier(_OfMotion):
     unit_m: float = 0.05
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        from safevla_bench.policies.scripted.motion import to_rotation  # it imports scipy.spatial
+        from safevla_bench.policies.scripted.motion import to_rotation  # late, as it loads scipy.spatial
 
         truth = observation.privileged
         if truth is None:
@@ -138,7 +138,7 @@ class DistanceBarrier(_OfMotion):
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
-    from safevla_bench.policies.scripted.motion import to_rotation  # it imports scipy.spatial
+    from safevla_bench.policies.scripted.motion import to_rotation  # late, as it loads scipy.spatial
 
     center_m, half_extents_m, quat_wxyz, pos_m = (
         np.array([field[name] for name in names])
@@ -165,7 +165,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
 
 
 def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
-    from safevla_bench.policies.scripted.motion import rotation_axes  # it imports scipy.spatial
+    from safevla_bench.policies.scripted.motion import rotation_axes  # late, as it loads scipy.spatial
 
     centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
     local = np.einsum("gij,gi->gj", turns, points - centers)
@@ -240,7 +240,7 @@ class FilteredEnv(HostEnv):
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Pass a valid action through the filter and execute the result; raise `PolicyError` if that is invalid."""
+        """Execute the filter's result for a valid action; raise `PolicyError` if the filter's result is invalid."""
         executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)

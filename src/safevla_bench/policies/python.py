@@ -329,7 +329,7 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
     """Return a saved policy's preprocessor after the steps that LeRobot's evaluation of X-VLA adds and the dialect
     lacks: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). Steps
-    that the preprocessor has, such as normalizing images, are not added; LeRobot fails on them.
+    that the preprocessor has, such as normalizing images, are not added; LeRobot would add them and fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline

@@ -44,8 +44,8 @@ class Replay:
     clip = True  # the recording's simulator also clipped actions out of range; such actions are counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
-        """Take the recorded episodes and hash the files under `path`; raise `PolicyError` if they mix poses and changes
-        of pose. `from_host`: episodes without a recorded start begin at the host's initial states.
+        """Take the recorded episodes and hash the files under `path`; raise `PolicyError` if the episodes mix poses and
+        changes of pose. `from_host`: episodes without a recorded start begin at the host's initial states.
         """
         kinds = {take.absolute for take in takes}
         if len(kinds) > 1:

@@ -165,8 +165,8 @@ class ForwardDynamics:
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Trust or distrust the current substep. Its calls skip what the last full call computed, if the `code_between`
-        them is known to write only to controls, and no foreign hook is called between them.
+        """Trust or distrust the current substep, whose calls then skip what the last full call computed. It is trusted
+        if the code between the calls writes only to controls (`code_between`), and no foreign hook is called there.
         """
         may_trust = code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
@@ -429,7 +429,7 @@ class _Part15(_Controller):
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
-        """Whether it follows the site of its frame, as the composite controller's `update_state` does."""
+        """Whether this controller follows its frame's site, as a composite controller's `update_state` does."""
         if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))

@@ -22,7 +22,7 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0  # the gripper's number in an action
-_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])  # z points down; y, along which fingers open, to the world's -y
+_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])  # z points down, and y, along which fingers open, to the world's -y
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -200,7 +200,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 
 STILL = (*[0.0] * 6, OPEN)
 Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each action
-OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle
+OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle, if open and closed
 GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed: a low gain at low speed avoids overshoot
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
@@ -220,8 +220,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that is straight when seen from above: points `places_m` [K, 2], and for each the height [K] that the rest
-    of the path needs. `corner_m` is the distance to a corner of the path at which the hand already turns the corner.
+    """A straight path, seen from above: points `places_m` [K, 2], and for each the height [K] that the rest of the path
+    needs. At the distance `corner_m` from a corner, the hand already moves towards the next part.
     """
 
     places_m: Floats

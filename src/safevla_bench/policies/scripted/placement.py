@@ -27,7 +27,7 @@ class Placement:
 
 
 _PLACING = ("on", "in")
-_THERE_M = 0.03  # largest horizontal distance of an object's middle from its place at which the object counts as placed
+_THERE_M = 0.03  # an object closer than this to its place, seen from above, counts as placed
 _ROOF_M = 0.03  # a body at least this far above the middle of a region is the region's roof, not its floor
 
 
@@ -72,8 +72,8 @@ RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])  # arm's base in LIBERO's scenes, seen from above, within a few centimeters
 COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
-SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # of a grasp from an object's middle, as shares of half its length
-SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers relative to an object's sides; closing fingers align it
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp from an object's middle, in half lengths
+SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing aligns the object
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _rim_grasps(
 
 _AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached: vertical, and total
 _FACING_RAD = 0.06
-_MOVED_M = 0.005  # an object that moved further since its grasp was chosen gets a new grasp: some topple at the start
+_MOVED_M = 0.005  # an object that moved more than this since its grasp was chosen gets a new one: some topple at first
 _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grew by more than this
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10

@@ -25,7 +25,7 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # with one observation, to see whether answers repeat; a server may compile its model at the first
+REQUESTS = 5  # number of equal requests that test whether answers repeat; the first may compile the model
 _READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # numbers in the readings of dialects
 
 
@@ -57,7 +57,7 @@ class ChunkModel(ABC):
     """A model that is queried in a dialect: the attribute `model` of each `ChunkedPolicy`."""
 
     infer_s: float | None = None  # the model's time for the last reply [s], if its server reports it
-    has_answered = False  # whether any reply was usable; if the first is not, the whole run must stop, not one episode
+    has_answered = False  # whether any reply was usable; if the first is not, the run stops, not only the episode
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
@@ -134,7 +134,7 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is what it did, as `sent no map`."""
+        """Return the error for a server that may be of another kind; `event` is what it did: `sent no map`."""
         return PolicyError(f"the server {self.address} {event}", remedy=f"Is it {KINDS[self.kind].about}?")
 
 
@@ -258,8 +258,8 @@ class ChunkedPolicy(ChunkQueue):
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk to execute: `default` if `text` is None, and None, which means all, for `all`.
-    Raises `PolicyError` unless the text is a whole number of at least 1.
+    """Return how many actions of a chunk to execute: for a `text` of None the `default`, and for `all` None, which
+    means all. Raises `PolicyError` unless the text is a whole number of at least 1.
     """
     if text is None:
         return default

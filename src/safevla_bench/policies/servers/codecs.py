@@ -41,7 +41,7 @@ MAX_VALUES = 100_000  # values per message; an array is one value, and a chunk a
 _AXES, _DTYPE = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
 _KINDS = "biufSU"  # Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed.
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""Matches `<f4`, `float32` or `<M8[s]`. NumPy reads other dtype texts as records, by Python's parser."""
+"""Matches `<f4`, `float32` or `<M8[s]`. NumPy reads other texts as records, and runs Python's parser on them."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
 
 Array = NDArray[Any]
@@ -106,7 +106,7 @@ def _too_many_values() -> PolicyError:
     return PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# Map the first byte of a MessagePack value to the size of its length field, and to the size of fixed-size content.
+# By a MessagePack value's first byte: the size of its length field (`_LENGTHS`), or of its fixed content (`_FIXED`).
 _LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
 _LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
@@ -115,7 +115,7 @@ _FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 def _require_few_values(message: bytes) -> None:
     """Raise `PolicyError` if a MessagePack message announces over ten times `MAX_VALUES`, before any value is built: an
-    empty map takes 1 byte there, and 72 in memory. An array counts as several values; `_restore_arrays` counts exactly.
+    empty map has 1 byte in it, and 72 in memory. An array counts as several values; `_restore_arrays` counts exactly.
     """
     at, left, most = 0, 1, 10 * MAX_VALUES
     for passed in range(most + 1):

@@ -92,7 +92,7 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 
 def read_key(key_file: str | None = None) -> str | None:
-    """Return a server's key from the file `key_file`, or without one from the environment variable `KEY`; None if
+    """Return a server's key from the file `key_file` or, without a file, from the environment variable `KEY`; None if
     neither is given. Afterwards the key is hidden in all text that is printed or written. Raises `PolicyError`, which
     does not contain the key, if the file or the variable does not hold a valid key.
     """
@@ -134,7 +134,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Convert a `PolicyError`, which would recur in all episodes, to `ServerRefusedError`, after closing."""
+    """Close the connection and raise `ServerRefusedError` for a `PolicyError`, which would recur in all episodes."""
     try:
         yield
     except ServerLostError:

@@ -49,7 +49,7 @@ class Gr00tModel(RemoteModel):
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
         self._bare = False  # whether it is a server of N1.5, whose data is only the observation
-        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # differs from other clients of the server
+        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # differs between clients of a server
         self._is_first = True
         self._nested = False  # whether the server takes nested requests; known after the first action
 

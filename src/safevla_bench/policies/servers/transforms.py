@@ -158,7 +158,7 @@ def pass_through_jpeg(picture: Picture) -> Picture:
 
 
 def flip_image(image: T, how: str) -> T:
-    """Return a copy of an upright image or depth array, as a project sees it that flips MuJoCo's rendering by `how`.
+    """Return a copy of an upright image or depth array, as seen by a project that flips MuJoCo's rendering by `how`.
     The first row of MuJoCo's rendering is the bottom one. Flipped vertically, the image is upright; turned by 180
     degrees, as for LIBERO's policies, it is upright and mirrored left to right.
     """
@@ -339,7 +339,7 @@ ENSEMBLE_ALPHA = 0.1
 
 def average_predictions(replies: Sequence[Floats]) -> Floats:
     """Return the mean, [1, A], of what the last replies [H, A], oldest first, predict for the current step. A weight is
-    e to the power of 0.1 times the cosine between prediction and newest prediction. Equals starVLA's
+    e to the power of 0.1 times the cosine between a prediction and the newest one. Equals starVLA's
     `AdaptiveEnsembler.ensemble_action` (0ed0aad examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)

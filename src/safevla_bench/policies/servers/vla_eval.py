@@ -124,7 +124,7 @@ def describe_task(task: Task) -> dict[str, object]:
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """Return the dialect with the entries, rotation and kind of action that `params` request, and with `wants`
-    accordingly. Entries that have a parameter are omitted unless it requests them.
+    accordingly. An entry with a parameter `asked` is omitted unless `params` sets it.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):

@@ -89,7 +89,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # whose project evaluates on each host; its own first
+    hosts: dict[str, Literal["upstream", "ours"]]  # who evaluates on each host; the dialect's own host is first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
@@ -120,7 +120,7 @@ class Dialect:
 
     @property
     def switches(self) -> dict[int, str]:
-        """Maps columns of the host's action that are −1 or +1, like the gripper, to the conversion of the reply's."""
+        """Maps each column of the action that is −1 or +1, like the gripper, to the conversion from the reply."""
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
