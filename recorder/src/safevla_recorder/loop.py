@@ -220,8 +220,8 @@ def record(
         init_states: the initial states of your loop, [count, state], if they are not the task's; an episode's index
             refers to them.
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
-        worker: the name of this process if several processes record at once, each into its own `out`. The name is in the
-            episodes' ids, so that the folders can be judged together.
+        worker: the name of this process if several processes record at once, each into its own `out`. This name is in
+            the episodes' ids, so that the folders can be judged together.
         goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
             in which the placed object is the target; `("open", "drawer")`, in which the goal moves the fixture.
         fast: whether to step faster until the block ends, with identical results, see `speed_up`.
