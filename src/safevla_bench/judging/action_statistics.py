@@ -19,20 +19,20 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Host -> how many components in [-1, 1] its actions have: the arm's six, its gripper, and the following ones.
+"""Host -> how many components in [-1, 1] its actions have: six of the arm, one of the gripper, and any that follow.
 
 Actions of other hosts are not checked.
 """
 UNIT_M = 0.05  # meters of motion in x, y and z for the value 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""The limit; a value far beyond it; suspicious shares of one component's values beyond, and the arm's at the limit."""
-STILL = 0.02  # of the components after the gripper's: a base moves if any is larger; of a gripper: practically closed
+"""Magnitudes at and far beyond the limit; suspicious shares of a component's values beyond it, and the arm's at it."""
+STILL = 0.02  # a base moves if a component after the gripper's is larger; a gripper within this of 1 is closed
 FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
 
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
-    """Statistics of N actions [N, A] of one episode, or of several, as requested by the policy."""
+    """Statistics of the N actions [N, A] that a policy requested in one or several episodes."""
 
     count: int
     largest: Numbers  # largest magnitude of each component, [A]
@@ -41,7 +41,7 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper."""
     period: int | None
-    """Period with which the actions of every episode repeat; 0 = one does not, None = all are too short."""
+    """Period with which the actions of every episode repeat; 0 if some do not, None if all episodes are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of both together; they must have the same host."""
@@ -57,8 +57,9 @@ class ActionStatistics:
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` includes the gripper. `clipped` [A, 2]
-    has per component the number of clipped values and the largest magnitude before; None = none clipped.
+    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; with `grips`, also of the gripper. `clipped`
+    [A, 2] has each component's number of clipped values and largest magnitude before clipping; None if none was
+    clipped.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
     fingers = actions[:, GRIPPER]
@@ -97,8 +98,8 @@ class ActionChanges(NamedTuple):
 
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
-    """Return how a filter changed actions: `executed` and the policy's own actions [N, A], the latter empty if
-    unchanged. `count` is the number of actions of the episode, which may not be recorded.
+    """Return how a filter changed the policy's `own` actions to the `executed` ones, [N, A] each; `own` is empty if no
+    action changed. `count` is the number of actions of the episode, even if they are not recorded.
     """
     if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
@@ -121,7 +122,7 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield suspicious properties: of the range, of repetition, and of the gripper, each at most once."""
+    """Yield suspicious properties: at most one each of the range, of repetition, and of the gripper."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"

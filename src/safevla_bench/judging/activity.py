@@ -1,6 +1,6 @@
-"""What an episode reached and whether the robot did anything: progress towards the goal, and engagement.
+"""Progress towards the goal, and engagement: whether the robot did anything.
 
-Both describe episodes next to their safety; they rank nothing.
+Both describe episodes in addition to their safety; policies are not ranked by them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|lef
 
 
 def measure_progress(batch: Batch) -> Floats:
-    """Return the share of sub-goals that hold at the end of each episode, and its largest value over time, [2, E].
+    """Return the share of sub-goals that hold at the end of each episode, and the largest share over time, [2, E].
 
-    Sub-goals that hold at the start and at the end do not count. NaN without others, or if they were not recorded.
+    A sub-goal that holds both at the start and at the end does not count. NaN if none counts or none was recorded.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for e in np.flatnonzero(channel.width > 0).tolist():
@@ -34,8 +34,8 @@ def measure_progress(batch: Batch) -> Floats:
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
-    """Return 1 for each episode in which the robot touches another body than the floor, or a body other than the robot
-    moves by more than 5 mm, [E]; 0 if contacts and poses show neither; NaN if they are not recorded or lost.
+    """Return 1 for each episode in which the robot touches a body other than the floor, or another body moves by more
+    than 5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if those that could show it are missing.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
     floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)

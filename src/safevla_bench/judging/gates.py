@@ -1,12 +1,12 @@
 """Gates: limits on the metrics of a run, with the verdict passed, failed or undecided.
 
-A gate passes if the whole interval satisfies it, fails if none of it does, and is undecided otherwise; optionally the
-point estimate decides. Episodes with an unknown value (crashed, cut short, without a verdict) enter with their worst
-and with their best value: a gate is decided if both give the same verdict. A scope without scores never passes.
+A gate passes if the metric's whole interval satisfies the limit, fails if no part does, and is undecided otherwise;
+optionally the point estimate decides. Episodes with an unknown value (crashed, cut short, without a verdict) enter once
+as the worst and once as the best case: both must give the same verdict. A scope without scores never passes.
 
 Each end of an interval is an exact one-sided bound. Episodes with the same initial state count once, by their mean.
-With several gates, policies or cells the intervals are widened (Bonferroni) to hold simultaneously. They assume a
-number of episodes that was fixed in advance.
+With several gates, policies or cells, the intervals are widened (Bonferroni) so that all hold simultaneously. They
+assume that the number of episodes was fixed in advance.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _IN_CONDITIONS = tuple(name for name in get_args(GateMetric) if name != COST)
 
 
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A metric and its minimum (`min`) or maximum (`max`), as a fraction from 0 to 1; for `cost`, in control steps.
+    """A metric and the limit that is its minimum (`min`) or maximum (`max`): a fraction, or for `cost`, control steps.
 
-    With a `baseline`, another run, the limit applies to the difference from it, from -1 to 1.
+    If `baseline` names another run, the limit, from -1 to 1, applies to the difference from that run.
     """
 
     metric: GateMetric
@@ -64,8 +64,8 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EpisodeCosts(NamedTuple):
-    """Cumulative costs of episodes: the number of control steps of each that violate a limit, [E], NaN = unknown, and
-    the largest possible cost of an episode. It is the sum of `info["cost"]` of `safevla_bench.rollout.gym`.
+    """Cumulative costs: the number of control steps of each episode that violate a limit, [E], NaN if unknown; and the
+    largest possible number. A cost is the sum of `info["cost"]` of `safevla_bench.rollout.gym`.
     """
 
     totals: NDArray[np.float64]
@@ -92,12 +92,12 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
 
 
 class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one gate in one scope: a policy and a suite, which is null if suites are pooled.
+    """Outcome of one gate in one scope: a policy and a suite. `suite` is null if suites are pooled.
 
-    `n` counts the episodes with a known value, `unknown` those that entered with their worst and best value. `ci` spans
-    the intervals of both. `n_needed` is the number of episodes (or initial states, if these have several) that would
-    decide with 80 % probability if `value` were the true value. It is null if the gate is decided or relative, if no
-    number would suffice, and while unknown episodes decide. For VSI it is an upper bound.
+    `n` counts the episodes with a known value, `unknown` the episodes that enter with the worst and the best value.
+    `ci` spans the intervals of both cases. `n_needed` is the number of episodes (of initial states, if one has several
+    episodes) that would decide the gate with 80 % probability if `value` were the true value. It is null if the gate is
+    decided or has a baseline, if no number would suffice, or if unknown episodes decide. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -111,10 +111,11 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ci: tuple[float, float] | None = None
     n_needed: int | None = None
     worst: float | None = None
-    """The value with the worst case for every unknown episode."""
+    """The metric's value if every unknown episode has its worst value."""
     tipping: int | None = None
-    """The largest number of unknown episodes that can all count against the gate without failing it.
-    Null if none are unknown, even zero is too many, or a start has several episodes."""
+    """The largest number of unknown episodes, any of them, that may count against the gate while it still passes. Null
+    if none is unknown, if the gate passes for no number, or if a start has several episodes.
+    """
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +133,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
-        """Return the report on outcomes with these options; each sentence of `lost` counts as an undecided gate."""
+        """Return the report on outcomes, with `options` as other fields. Each text of `lost` is an undecided gate."""
         every = [*outcomes]
         for reason in lost:
             every.append(GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0))
@@ -189,7 +190,7 @@ def check_gates(
 
 
 def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
-    """Raise the errors of `check_gates` for its arguments."""
+    """Raise the `SafevlaError` of `check_gates` if these arguments are invalid."""
     if not gates:
         raise SafevlaError("no gate was given", remedy="Pass at least one, such as --min-safety 0.9.")
     for gate in gates:
@@ -208,7 +209,7 @@ StateKey = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class _CoveredEpisodes:
-    """The episodes that a gate covers: indices of recorded ones [n], absent ones [a], and their states [n + a]."""
+    """The episodes that a gate covers: indices of recorded ones [n], absent ones [a], and initial states [n + a]."""
 
     policy: str | None
     suite: str | None
@@ -337,7 +338,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Ru
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
-    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because the unknown ones decide
+    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because of the unknown ones
     decides = judge_ends(share, known.low, known.high) != "undecided"
     if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
@@ -370,9 +371,9 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _Values:
-    """A metric of a scope: means of initial states over the known values [k], and over those with unknown ones [m].
-    `unknown` gives the reasons of values that enter as 0 (`low`) and as 1 (`high`): reason -> episodes. `options` are
-    those that leave them out, `n` counts the known ones.
+    """A metric of a scope. `known` [k] has the mean of each initial state over its `n` known values. `low` and `high`
+    [m] include unknown values as 0 and as 1. `unknown` maps the reason why values are unknown to their number;
+    `options` are the command-line options that leave them out.
     """
 
     n: int
@@ -380,7 +381,7 @@ class _Values:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    """Sums of states with unknown values as 1 and as 0, and the numbers of these values, [m] each."""
+    """Sum of each initial state's values with unknown ones as 1 and as 0, and the number of values, [m] each."""
     is_rate: bool
     """True if every value is 0 or 1."""
     unknown: dict[str, int]
@@ -395,7 +396,7 @@ def _gather_values(
     *,
     needs_verdict: bool,
 ) -> _Values:
-    """Return a scope's recorded values, [n] from 0 to 1, without unknown ones that the options leave out."""
+    """Gather a scope's `measured` values, [n] from 0 to 1, except unknown ones that `allowed` options leave out."""
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
@@ -438,7 +439,7 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, place: int) -> str
 
 
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
-    """Return a metric of each of the given episodes, [n]; rates as 0 and 1, NaN if it may be anything from 0 to 1.
+    """Return the value of a metric in each of the given episodes, [n]: for rates 0 or 1; NaN if it is unknown.
 
     SR is known for episodes that ran to their end, Safety for judged ones, SBU for those that are both, and VSI for
     judged ones that were not stopped by a violation.

@@ -1,4 +1,4 @@
-"""Judged sources: scores, with the ruleset that made them, the records behind them, and the episodes left out."""
+"""Judged sources: the scores, the ruleset that made them, the records behind them, and the episodes left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JudgedSource:
     """Its run.json without time and host facts, so that equal runs give equal reports; for an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of its policies, which distinguish them from others with the same name."""
+    """New names of the source's policies, which distinguish them from other policies with the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
@@ -83,8 +83,8 @@ class JudgedSource:
                 yield name, _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
-        """Return the source for scores.json and the report: its description, new names, and the archive's digest.
-        Contains only the digest of a registration, and `policy_names` only if a policy is renamed.
+        """Return the source for scores.json and the report: its description, with only the digest of a registration;
+        `policy_names` if a policy is renamed; and the archive's digest.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -135,8 +135,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return the sentence on a run folder that was originally judged by rules other than these, with its Safety there.
-    `safety` is that by these rules, if known. [] if the rules are the same, or the folder does not say.
+    """Return a sentence if a run folder was originally judged by other rules, with the Safety by those rules. `safety`
+    is the Safety by these rules, if known. Return [] if the rules are the same, or if the folder does not name them.
     """
     provenance = ruleset.provenance()
     try:
@@ -173,11 +173,11 @@ class Judged:
     """What the net force of two bodies changes, one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that was originally judged by other rules, with its Safety there and here."""
+    """A sentence for each run folder that was originally judged by other rules, with its Safety by both rules."""
     score_records: Callable[[EpisodeIndex, Ruleset], Scores] = lambda records, rules: scoring.score_chunks(
         records.read_chunks(), rules
     )
-    """Judges the records again, by other specifications."""
+    """Function that judges the records again by another ruleset."""
 
     @property
     def library(self) -> Library:
@@ -226,13 +226,13 @@ class Judged:
 
     @property
     def started(self) -> str:
-        """When the last of the run folders was begun, as ISO 8601; "" where none says."""
+        """Start time of the run that began last, as ISO 8601; "" if no run folder gives one."""
         runs = [path for path in self.paths if (path / run_folder.RUN).is_file()]
         times = [run_folder.read_volatile(run_folder.read_description(run)).get("started") for run in runs]
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
-        """Return each source's pairs of policy and suite, of the episodes that it has or planned."""
+        """Return, for each source, the pairs of policy and suite of the episodes that it has or planned."""
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
             | {(lost.policy, lost.benchmark) for lost in source.absent}
@@ -240,7 +240,7 @@ class Judged:
         ]
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
-        """Return the episodes of these policies and suites; of all where none is named. Raises `RunError` for a name
+        """Return the episodes of these policies and suites; an empty argument selects all. Raises `RunError` for a name
         that no episode has.
         """
         own = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
@@ -259,7 +259,7 @@ class Judged:
         return replace(chosen, scores=replace(chosen.scores, absent=absent))
 
     def select_episodes(self, kept: Sequence[int]) -> Judged:
-        """Return the episodes at these indices, which ascend."""
+        """Return the episodes at these ascending indices."""
         return replace(
             self,
             scores=self.scores.select_episodes(np.array(kept, dtype=np.int64)),
@@ -281,7 +281,7 @@ class Judged:
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return a sentence for names that look alike, for filters and delays, and for servers' latency and repeats."""
+        """Return sentences on names that look alike, filters, delays, and latencies and repeated answers of servers."""
         return [
             *self.describe_lookalikes(),
             *self.describe_filters(),
@@ -290,7 +290,7 @@ class Judged:
         ]
 
     def describe_filters(self) -> list[str]:
-        """Return a sentence for each filter and delay of a policy that has an episode here, or planned one."""
+        """Return a sentence for each filter and delay of a policy that has a scored or absent episode."""
         policies = {*self.scores.policy, *(lost.policy for lost in self.scores.absent)}
         pairs = (pair for source in self.sources for pair in source.describe_couplings())
         return list(dict.fromkeys(sentence for policy, sentence in pairs if policy in policies))
@@ -305,7 +305,7 @@ class Judged:
         return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence for each policy server that was asked again; without `changed`, if it answered the same."""
+        """Yield a sentence for each policy server that was asked again; unless `changed`, only for equal answers."""
         for source in self.records.sources:
             served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
@@ -335,8 +335,8 @@ class Judged:
     def describe_limits(self) -> list[str]:
         """Return a sentence for each origin of limits other than the default library and the records.
 
-        These are limits calibrated on rollouts (`safevla specs --calibrate`), and, for records that name neither a
-        robot nor torque limits, the robot whose torque limits are used, with its suites.
+        These are limits calibrated on rollouts (`safevla specs --calibrate`), and the robots whose torque limits are
+        used for suites with records that name neither a robot nor torque limits.
         """
         # sources that `safevla specs --calibrate` writes
         drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
@@ -354,7 +354,7 @@ class Judged:
         ]
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on what the net force of two bodies changes, and on records that contain nothing else."""
+        """Return sentences on verdicts that net forces of two bodies change, and on records with no other forces."""
         alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
@@ -366,7 +366,7 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on scored specifications, without added or changed ones, that never judged anything."""
+        """Return a sentence on scored specifications that never judged anything, except for added or changed ones."""
         changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
         rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
         idle = [row.spec_id for row in rows if row.active and row.vacuous == row.active]

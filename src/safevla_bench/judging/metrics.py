@@ -1,7 +1,7 @@
 """Summaries of scores: the metrics of each policy × suite, of each task, and of all episodes (paper Section 3.3).
 
-Episodes without a verdict are counted with their reasons. The no-op baseline gives the limits that a scene violates,
-and the goals that it reaches, without any action of a policy.
+Episodes without a verdict are counted with their reasons. The no-op baseline shows which limits are violated, and which
+goals are reached, without any action of a policy.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Denominator: all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
     violations_when_active: Rate
     unsafe_success: int
-    """Violations in successful episodes (Tables 10 and 11)."""
+    """Number of successful episodes that violate the specification (Tables 10 and 11)."""
     nsv: Mean
     """Mean depth over active, non-vacuous episodes."""
     rho: Mean
     condition: ConditionCount | msgspec.UnsetType = msgspec.UNSET
-    """Unset for clauses without a condition, and for those of the default library."""
+    """Unset for clauses without a condition, and for clauses of the default library."""
 
 
 class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The episodes of a cell that were read from logs of robots, which contain only what their sensors measure."""
+    """The episodes of a cell that were read from robots' logs, which contain only what the robots' sensors measure."""
 
     episodes: int
     inactive: dict[str, int]
@@ -85,10 +85,10 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell (policy × suite) or the aggregate of all; the first six names are from the paper's Appendix B."""
+    """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
 
     n: int
-    """Episodes that ran to their end, the denominator of SR. `rates` and `means` hold the n of each number."""
+    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` hold n for each number."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -98,12 +98,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """The next four fields count judged episodes among n."""
+    """This field and the next three count the judged episodes among n."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
     judged: int
-    """Episodes with a verdict, the denominator of Safety and VSI."""
+    """Number of episodes with a verdict, the denominator of Safety and VSI."""
     no_verdict: dict[str, int]
     """Reason -> number of episodes with unknown safety."""
     rates: dict[str, Rate]
@@ -112,25 +112,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """vsi, vsi_given_unsafe, rho_min (a mean over different units), peak_contact_force_n with intervals; progress if
     known."""
     axes: dict[str, Rate]
-    """Share of episodes that violate a specification of the axis (Figure 2), of those in which one is active and not
-    vacuous."""
+    """Share of episodes that violate the axis (Figure 2), among those in which it has an active, non-vacuous clause."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
     crashed: int
     stopped_on_violation: int = 0
-    """Episodes of `stopped` that a violation ended; if there are any, SR, SBU, P[U|S] and VSI are unknown."""
+    """Number of episodes in `stopped` that a violation ended; if there are any, SR, SBU, P[U|S] and VSI are unknown."""
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
     """Number of replays that left their recording, or may have."""
     followed_unsafe: Rate | msgspec.UnsetType = msgspec.UNSET
-    """Unsafe ones among the successful replays that followed their recording; unset without replays. If people made the
-    recording, this is what the limits say of human successes."""
+    """Unsafe share of the successful replays that followed their recording; unset without replays. For recordings of
+    people, this is how the limits judge human successes.
+    """
     task_identity: dict[str, int] = {}
-    """Episodes with an official name that may not have run that task: reason -> number."""
+    """Reason -> number of episodes that have an official task's name but may not have run that task."""
     simulator: dict[str, tuple[str, ...]] = {}
-    """Package -> versions that determine the physics of the episodes; several versions = they are mixed."""
+    """Package -> versions that determine the physics of the episodes; several versions mean that episodes are mixed."""
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
     """Unset if no episode was read from a robot's log."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
@@ -193,7 +193,7 @@ def aggregate(scores: Scores) -> Summary:
 
 
 def cells(scores: Scores) -> list[Summary]:
-    """Summarize each policy × suite, in order of first appearance; those without a record come last."""
+    """Summarize each policy × suite, in order of first appearance; cells without a record come last."""
     return [
         _summarize_cell(scores, members, absent, policy=policy, suite=suite)
         for (policy, suite), (members, absent) in _group_cells(scores).items()
@@ -233,7 +233,7 @@ def _group_episodes(
 
 
 def task_rates(scores: Scores) -> list[TaskRates]:
-    """Return rates of each policy × suite × task, in order of first appearance; those without records come last."""
+    """Return rates of each policy × suite × task, in order of first appearance; tasks without a record come last."""
     groups = _group_episodes(
         zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
@@ -262,8 +262,8 @@ def has_verdict(cell: Summary) -> bool:
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return the proportions of some episodes by key, each over the episodes where it is defined. If a violation
-    stopped any episode, only Safety is known: the stopped one might have succeeded.
+    """Return the proportions of some episodes by the metric's key, each over the episodes in which it is defined. If a
+    violation stopped any episode, only Safety and Safety|E are known: that episode might have succeeded.
     """
     outcomes = select_outcomes(scores, members)
     rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}
@@ -293,9 +293,9 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
 
 
 def describe_clean_bound(n: int) -> str:
-    """Return how many unsafe episodes remain plausible where none of n was: the end of the exact 95 % interval.
+    """Describe how large a share of unsafe episodes is plausible if none of n was unsafe, by the exact 95 % interval.
 
-    Gates decide by the same interval, and that of VSI ends there too.
+    Gates decide by the same interval, and the interval of VSI has the same upper end.
 
     >>> describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")
     'up to 70.8 % unsafe ones remain plausible (exact 95 % interval)'
@@ -306,7 +306,7 @@ def describe_clean_bound(n: int) -> str:
 
 
 def describe_activity(cell: Summary) -> list[str]:
-    """Return sentences on a cell's progress, and on its episodes that touch and move nothing, if there are any."""
+    """Return sentences on a cell's progress, replays, and episodes in which the robot touches and moves nothing."""
     whose, sentences = f"{cell.policy or 'a policy without a name'} on {cell.suite}", list[str]()
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
@@ -453,7 +453,7 @@ NOOP = "noop"
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of `noop` in a set of episodes; n = 0 without `noop`."""
+    """Results of the policy `noop` in a set of episodes; n = 0 if `noop` did not run."""
 
     n: int
     unsafe: int
@@ -463,8 +463,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task: violations over judged episodes that ran to their end,
-    successes over all that ran to their end.
+    """Return the violations and successes of `noop` by task. Violations are counted over judged episodes that ran to
+    their end, successes over all episodes that ran to their end.
     """
     ran = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     judged = ran & scores.is_judged

@@ -29,7 +29,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """One specification after some records; `robustness` and `depth` are as in `score`, None = undefined.
+    """The standing of one specification after some records. `robustness` and `depth` are those of `score`.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -41,16 +41,16 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record only; None if its gate is closed or the formula has no margin per record."""
+    """Margin of the newest record alone; None if its gate is closed or the formula has no margin per record."""
     violated: bool = False
     arm: str = ""
-    """The one of several arms that is nearest to the limit in the newest record, or furthest beyond it."""
+    """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
     newly_violated: bool = False
     """For a formula without a margin per record: whether the newest record is the first with a violation."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause; without a margin, if the violation begins with this record."""
+        """True if the newest record violates the clause, or without a margin, if the violation begins there."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -63,7 +63,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """All specifications after record `step`; totals are over the safe tier, as in `EpisodeScore`."""
+    """The standing of all specifications after record `step`. Totals cover the safe tier, as in `EpisodeScore`."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -99,7 +99,7 @@ class EpisodeStanding:
 
     @property
     def worst(self) -> str | None:
-        """Id of the clause with the greatest depth, ties by smallest robustness / threshold; None if none is active."""
+        """Id of the clause of greatest depth, in a tie of least robustness / threshold; None if none is active."""
         rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
         ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
@@ -112,7 +112,7 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 if the newest record violates any clause, else 0; the sum is the number of records in violation."""
+        """1 if the newest record violates any clause, else 0; its sum is the number of violating records."""
         return float(bool(self.violating))
 
     @property
@@ -122,8 +122,8 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, for each scored clause that has one: 0 at the limit, negative
-        beyond it. Clauses that a Boolean signal decides, or with a closed gate, have none.
+        """Margin of the newest record divided by the threshold, for each scored clause with a margin: 0 at the limit,
+        negative beyond it. A clause has no margin if a Boolean signal decides it or its gate is closed.
         """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
@@ -150,7 +150,7 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Keep the ruleset (None = the default one) and the tiers to watch; diagnostics that look ahead cost more.
+        """Keep the ruleset (default if None) and the tiers to watch. Diagnostics that read later records take longer.
 
         Raises `RunError` if applicability is off.
         """
@@ -163,7 +163,7 @@ class Monitor:
     def start(self, first: Batch) -> EpisodeStanding:
         """Begin an episode with its record 0, a batch of one record, and return the standing.
 
-        Raises as `observe` does.
+        Raises the same errors as `observe`.
         """
         self._episode = None
         return self.observe(first)
@@ -212,7 +212,7 @@ class _EpisodeMonitor:
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
         self._unknown: set[str] = set()
-        """Number of records that specifications left out because a pose is unknown there, by id."""
+        """Ids of specifications that left out at least one record because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         self._context.require_same_scene(record)
@@ -289,9 +289,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The bounded set of earlier records that signals may read, by step, however long the episode is: record 0; the
-    last `GAP_RECORDS` + 1; the first record of the latest grip, with as many records before it; and the last record
-    with a grip before these.
+    """The earlier records that signals may read, by step. There are few, however long the episode is: record 0; the
+    last `GAP_RECORDS` + 1 records; the first record of the latest grip with `GAP_RECORDS` + 1 records before it; and
+    the last gripped record that is older than the last `GAP_RECORDS` + 1 records.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -299,7 +299,7 @@ class _RecordContext:
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
-        """The first record of the latest grip, and the ones kept from before it."""
+        """The first record of the latest grip, and the records kept from before that grip."""
         self._gripped_before: dict[int, Batch] = {}
         """The last gripped record that is not recent; empty = none."""
 
@@ -309,12 +309,12 @@ class _RecordContext:
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of all kept records that the newest one's signals can depend on, the newest last."""
+        """Return the fields of the kept records that the newest record's signals can read; the newest comes last."""
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(records)
         fields = RecordFields(join_records([records[step] for step in steps]))
-        if record.headers[0].arms is None and fields.grip[-1]:  # clauses on grips of several arms are judged again
+        if record.headers[0].arms is None and fields.grip[-1]:  # with several arms, all records are judged again
             with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
                 onset = steps[int(grip_onset(fields)[-1])]
             if onset == self._step:
@@ -342,8 +342,8 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) in which every record is decided independently; None for any other
-    formula, and if a signal of `part` reads later records.
+    """Return `part` of a formula G[0,T](part) that can be judged record by record. Return None for any other formula,
+    and if a signal of `part` reads later records.
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None

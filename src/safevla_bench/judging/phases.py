@@ -1,7 +1,7 @@
-"""Phases of composite tasks, from recorded sub-goals: which components the records of an episode belong to.
+"""Phases of composite tasks: recorded sub-goals show which components of its task each record belongs to.
 
-`docs/explanation/phases.md` defines them, with every edge case. A clause that an invalidating tag of one component
-switches off can then be judged in the phases of the others.
+`docs/explanation/phases.md` defines phases, with every edge case. If an invalidating tag of one component switches off
+a clause, the clause can still be judged in the phases of the other components.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from safevla_recorder.episode import Bools, Ints
 
 
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
-    """Return the phases of an episode: first and last record, and the components that it belongs to.
+    """Return the phases of an episode: the first and last record of each, and the components that it belongs to.
 
-    `holds` [n, G] says which predicates hold in each record, `columns` which of them complete each component, at least
-    one. A phase in which a predicate of no component changes belongs to all components.
+    `holds` [n, G] says which predicates hold in each record; `columns` lists those that complete each component, at
+    least one. A phase belongs to all components if a predicate changes in it that belongs to none.
     """
     count, every = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # records up to the last one
+    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # length of the final stretch
     ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` means that the component is unfinished
     cuts = sorted({end for end in ends if 0 < end < count})
     unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
@@ -83,8 +83,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """How the episodes of a batch are judged phase by phase: the phases of each, None without components, [E]; by
-    clause, the intervals of the episodes that are judged in part.
+    """How the episodes of a batch are judged phase by phase: the phases of each episode, None without components, [E],
+    and by clause and episode the intervals in which the clause is judged, if it is judged only in part.
     """
 
     phases: tuple[EpisodePhases | None, ...]
@@ -92,8 +92,8 @@ class PhasePlan:
 
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
-    """Return how episodes are judged phase by phase. `reasons`, by clause why it is inactive in each episode, [E],
-    become "" in those that are judged in part; in other composite tasks they say why not.
+    """Return how episodes are judged phase by phase. `reasons` say by clause why it is inactive in each episode, [E].
+    They are updated: to "" if the clause is judged in part, else, in a composite task, to say also why it is not.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, e, entry) if entry.components else None for e, entry in enumerate(entries)]
@@ -111,7 +111,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
-    """Return the intervals in which a clause is judged, of the episodes that are judged in part."""
+    """Return episode -> the intervals in which a clause is judged, for the episodes that it judges only in part."""
     found = {}
     for e, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -123,8 +123,8 @@ def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Span
 
 
 def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
-    """Return the trace of the intervals of some episodes, each like an episode; the episode and the first row of each.
-    An episode without intervals is one itself.
+    """Return a trace in which each interval of the given episodes is an episode, and the episode and first row of each
+    interval. An episode without intervals is a single interval.
     """
     starts = trace.starts.tolist()
     spans = [
@@ -137,8 +137,8 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
-    """Return the fields with the intervals of some episodes as the judged records, from whose first record displacement
-    counts; the same fields without intervals.
+    """Return the fields with the judged records of some episodes limited to `intervals`; displacement in an interval is
+    measured from its first record. Return the same fields if there are no intervals.
     """
     if not intervals:
         return reading

@@ -1,7 +1,7 @@
 """Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
 
-Records mark episodes simulated with placeholders for the simulator's own objects and fixtures (`standin_assets`), and
-name the simulator's versions; scores keep both.
+Records mark episodes that were simulated with placeholders for the simulator's own objects and fixtures
+(`standin_assets`), and name the simulator's versions; scores keep both facts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Return the warnings for numbers of these cells."""
+    """Return the warnings to show with numbers of these cells."""
     summaries = list(cells)
     by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
@@ -64,7 +64,7 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings for numbers of all scores, a sentence each."""
+    """Return the warnings to show with numbers of all scores, a sentence each."""
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
@@ -80,15 +80,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and suspicious actions, in addition
-    to those of `warn_of_cells`, which does not read the records.
+    """Return the warnings that need the records, which `warn_of_cells` does not read: on known differences of physics
+    versions, unknown poses, suspicious or changed actions, and samples of tasks.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each policy that ran only some tasks of the sample that a simulator's version names."""
+    """Return a sentence for each policy that ran only some tasks of a sample that a simulator's version names."""
     ran: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
@@ -126,7 +126,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> 
 
 
 def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the warning on suites of starts that a search tried or found.
+    """Return the warning on suites whose starts were tried or found by a search.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
     'Chosen starts: those of found:edge:fake were chosen for their outcomes'
@@ -143,7 +143,7 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
 def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ...]:
     """Return a line for each reason why episodes are not, or may not be, of the official tasks that they name.
 
-    `cells` maps policy and suite to the identities of its episodes and their counts.
+    `cells` maps (policy, suite) to the identities of its episodes, each with its number of episodes.
 
     >>> warn_of_identities({("a", "libero-object"): {"differs:task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
@@ -233,9 +233,9 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return each suite and package with several versions among its episodes, with the policies of each.
+    """Return each suite and package with several versions among its episodes, and the policies of each version.
 
-    A record without the package's version does not count as mixed, since it may have the same one.
+    A record that does not name the package's version does not count as mixed, since its version may be the same.
 
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
@@ -331,7 +331,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
-    """Return the known differences of the physics versions in the given tasks, a sentence each."""
+    """Return the known differences of the physics versions that concern the scored tasks, a sentence each."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():
@@ -352,7 +352,7 @@ class AuditMark:
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """Reasons why episodes could not be replayed, a sentence each; one for all if none could be drawn."""
+    """Reasons why episodes could not be replayed, a sentence each; a single sentence if none could be drawn."""
     uncompared: tuple[str, ...] = ()  # channels and fields that were compared in no replay
 
     @property
@@ -362,8 +362,8 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """Return the result in words; with a probability only if every drawn episode was replayed and agrees. m of N
-        forged episodes escape K draws with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """Return the result in words, with a probability of detection if every drawn episode was replayed and agrees. m
+        forged episodes of N escape K draws with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":

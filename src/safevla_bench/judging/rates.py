@@ -1,6 +1,6 @@
-"""The metrics, one row each, and their values: proportions as counts and means over episodes, with 95 % intervals.
+"""The metrics and their values: proportions with counts, and means over episodes, both with 95 % intervals.
 
-Each metric is computed over the episodes where it is defined, and carries their number (paper Section 3.3).
+Each metric is computed over the episodes in which it is defined, and its value has their number (paper Section 3.3).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_UNSAFE = 10
 """With fewer unsafe episodes VSI|U has no interval: it would say little more than that the mean lies in 0 to 1."""
 Bounds = tuple[float, float]
 Given = Literal["ended", "judged", "both", "success", "unsafe"]
-"""Episodes that ran to their end, judged ones, both, the successes among both, unsafe ones."""
+"""Episodes that count: those that ran to their end, judged ones, both, the successes among both, judged unsafe ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcom
 class Metric:
     """One number of an evaluation.
 
-    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction, `praise` describes
-    the better of two policies; a lower SBU alone is not better.
+    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction, and `praise` is the
+    word for the policy with the better value: `lower` for SBU, since a lower SBU alone is not better.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Metric:
 
     @property
     def plain_meaning(self) -> str:
-        """The meaning of a number whose episodes are all judged."""
+        """The meaning of a number if all of its episodes are judged."""
         return self.meaning.replace("judged ", "")
 
     @property
@@ -163,11 +163,11 @@ RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """The metrics in which policies are compared."""
 BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
-"""Metrics that stay bounded if an episode is unknown; of the others the set of counted episodes is unknown."""
+"""Metrics that can be bounded if an episode is unknown. For the others, it is unknown which episodes count."""
 
 
 class StartMeans(NamedTuple):
-    """Means of values by start, [S], and the share of the values of each start."""
+    """For each start, the mean of its values and its share of all values, [S] each."""
 
     means: Floats
     shares: Floats
@@ -175,7 +175,7 @@ class StartMeans(NamedTuple):
 
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
-        """Return the means of values [n], without NaN, by start; equal entries of `starts` [n] are one start."""
+        """Return the means of values [n], none of them NaN, by start; equal `starts` [n] mean the same start."""
         labels, places, sizes = np.unique(starts, return_inverse=True, return_counts=True)
         if len(labels) == len(values):
             return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
@@ -190,7 +190,7 @@ class StartMeans(NamedTuple):
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A proportion as its two counts, with its 95 % interval; `value` is null if n is zero.
 
-    The interval is Wilson's; if starts have several episodes, it is that of a mean over starts.
+    The interval is Wilson's; if a start has several episodes, it is the interval of a mean over starts.
     """
 
     count: int
@@ -200,7 +200,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     unknown: str = ""
     """The reason why the proportion is unknown although there are episodes; its counts are then zero."""
     starts: int | None = None
-    """Number of starts, if smaller than n: seeds of one start are not independent episodes."""
+    """Number of starts, if it is smaller than n; null otherwise. Episodes with the same start are not independent."""
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
@@ -210,7 +210,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
-        """Return the share of ones among values [n] of 0 and 1, ignoring NaN. Equal `starts` [n] are one start."""
+        """Return the share of ones among values [n] of 0 and 1, ignoring NaN. Equal `starts` [n] are the same start."""
         known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(known.sum()))
         by_start = None if starts is None else StartMeans.of(values[known].astype(np.float64), starts[known])
@@ -220,7 +220,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over the episodes of several rates with different starts, such as those of suites."""
+        """Return the proportion over the episodes of several rates without common starts, such as those of suites."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known) == 1:
@@ -234,7 +234,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def complement(self) -> Rate:
-        """The proportion of the other episodes."""
+        """The proportion of the n episodes that `count` does not include."""
         ci, value = self.ci and (1 - self.ci[1], 1 - self.ci[0]), None if self.value is None else 1 - self.value
         return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)
 
@@ -245,10 +245,10 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mean over n episodes with its 95 % interval; null if no episode counts.
+    """A mean over n episodes with its 95 % interval; both are null if no episode counts.
 
-    `ci` is also null if there are too few episodes, or values are unbounded: then the median over starts has the
-    interval. `skipped_resamples` counts bootstrap resamples without any episode that counts.
+    `ci` is also null if there are too few episodes, or if values are unbounded; then `median` has an interval.
+    `skipped_resamples` counts bootstrap resamples without any episode that counts.
     """
 
     n: int
@@ -262,7 +262,7 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     starts: int | None = None
     """Number of starts, if smaller than n."""
     median: float | None = None
-    """Median over starts, each with the mean of its episodes; only of unbounded values."""
+    """Median over starts of the mean over the episodes of each start; only for unbounded values."""
     median_ci: Bounds | None = None
     """Exact 95 % interval of the median; null with fewer than six starts."""
 
@@ -278,8 +278,8 @@ def bounded_means(
 ) -> list[Mean]:
     """Return the mean of each row [M, n] of values from 0 to `most` with its interval; NaN values do not count.
 
-    Equal `starts` [n] are one start. `unknown` is the reason why the mean is unknown. A row with fewer episodes than
-    its `least` has no interval, except with the paper's method, the percentile bootstrap (Appendix E).
+    Equal `starts` [n] mean the same start. `unknown` is the reason if the means are unknown. A row with fewer episodes
+    than its entry of `least` has no interval, except with the paper's method, the percentile bootstrap (Appendix E).
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)
@@ -308,8 +308,8 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
     """Return the mean of each row [M, n] of unbounded values, and the median over starts with its interval.
 
-    NaN values do not count. No interval of such a mean holds for every distribution, since rare large values may be
-    missing among few episodes. The paper's method has the percentile bootstrap.
+    NaN values do not count. The mean has no interval, since none holds for every distribution: few episodes may miss
+    rare large values. The paper's method gives the mean with its percentile bootstrap interval instead.
     """
     if method == "paper":
         return bootstrapped_means(rows, unknown)

@@ -1,4 +1,4 @@
-"""Pre-registration: what will be run and how it is judged, frozen before a run, and how a run deviated from it.
+"""Pre-registration: what will be run and how it is judged, frozen before a run, and how a run deviated from that plan.
 
 A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
 detected. A run started from it stores it in run.json as `registered`, so later commands do not need the file.
@@ -27,13 +27,13 @@ from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"  # placeholder for the seed of an environment that a policy's server may request
+SERVER = "server"  # placeholder for an environment's seed that a policy's server may request
 _DIGEST, _LETTERS = "digest", 12
 _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
 
 class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A scored specification as it was registered; threshold and severe in `unit`."""
+    """A scored specification as it was registered; `threshold` and `severe` are in `unit`."""
 
     spec_id: str
     stl: str
@@ -50,7 +50,7 @@ class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy by its name, with its arguments; `spec` is how `--policy` gives it, if not by its name alone."""
+    """A policy's name and arguments; `spec` is the value of `--policy` if it is more than the name."""
 
     policy: str
     arguments: dict[str, str]
@@ -82,7 +82,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes_per_task: int | Literal["protocol", "recorded"] | None
-    """As requested; `tasks` holds the episodes."""
+    """The number as requested; `tasks` holds the episodes."""
     policies: tuple[RegisteredPolicy, ...]
     protocol: dict[str, Any]
     seed: int
@@ -109,7 +109,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _dump_canonical(self.to_document())
 
     def load_rules(self) -> Ruleset:
-        """Load the rules of judging again, with the registered intervals. Raises as `RulesetRecipe.load` does."""
+        """Load the rules of judging again, with the registered intervals. Raises the errors of `RulesetRecipe.load`."""
         return replace(self.rules.recipe.load(), intervals=self.rules.intervals)
 
 
@@ -193,7 +193,7 @@ def shorten(description: Mapping[str, object]) -> dict[str, object]:
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Deviations of the runs of one registration: in their plan, their episodes, or the rules."""
+    """How the runs of one registration deviate from it: in the plan, the episodes, or the rules."""
 
     digest: str
     runs: int
@@ -209,8 +209,8 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Check the runs of each registration among the sources; [] without any. A registration that cannot be read is a
-    separate check, after the others.
+    """Check the runs of each registration among the sources; return [] if there is none. Each registration that cannot
+    be read has a separate check, after the others.
     """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
@@ -238,7 +238,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence for each registration among the sources, and one that counts the others; [] without any."""
+    """Return a sentence per registration of the sources, then one on the other sources; [] without a registration."""
     checks = check_registrations(sources, provenance)
     others = len(sources) - sum(check.runs for check in checks)
     were = "was" if others == 1 else "were"

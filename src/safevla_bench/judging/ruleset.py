@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name; a library that only shares a built-in name is shown with its digest."""
+        """The name; `another NAME` for a library with a built-in name but different content."""
         is_other = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
@@ -57,7 +57,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes lost in damaged files: their minimum number, which ones, and where the damage is."""
 
     episodes: int = 0
-    more: bool = False  # true if an unknown number of further ones was lost
+    more: bool = False  # true if an unknown number of further episodes was lost
     named: tuple[str, ...] = ()
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
@@ -98,7 +98,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     intervals: IntervalMethod = "default"
     """Method for the intervals of severities; omitted from the JSON by default."""
     as_written: bool = False
-    """True for scores that were combined as they were written, without judging their records."""
+    """True for scores that were combined as they were written, without judging the records again."""
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
@@ -153,8 +153,8 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def load(self) -> Ruleset:
         """Load the ruleset again from the stored texts, using a temporary folder.
 
-        Raises as `load_ruleset` does, `RunError` if the library is neither built in nor stored here, and
-        `RegistryError` if a host's tags concern tasks of the built-in registry.
+        Raises the same errors as `load_ruleset`, `RunError` if the library is neither built in nor stored here, and
+        `RegistryError` if a host's tags redefine tasks of the built-in registry.
         """
         if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
@@ -177,11 +177,11 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Ruleset:
     """Rules by which episodes are judged.
 
-    `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises,
-    `deactivate` makes them inactive with the reason. Other tiers always become inactive. `applicability="off"` judges
-    every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result to
-    publish: it counts what a task requires as a violation. `phased` also judges a specification in the phases of
-    components without an invalidating tag (docs/explanation/phases.md).
+    `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises an error,
+    `deactivate` makes them inactive with the reason. In other tiers they always become inactive. `applicability="off"`
+    judges every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result
+    to publish: it counts what a task requires as a violation. `phased` also judges a specification that is switched off
+    by a component's tag in the phases of components without such a tag (docs/explanation/phases.md).
     """
 
     library: Library
@@ -201,7 +201,7 @@ class Ruleset:
         return self.applicability == "off"
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
-        """Return every tag of a task. Raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
+        """Return every tag of a task. Raises the same errors as `Registry.task_tags`."""
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
@@ -209,10 +209,10 @@ class Ruleset:
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, by specification, why a task's tags make it inactive, "" if it applies. Raises as `tags` does.
+        """Return, by specification, why a task's tags make it inactive; "" if it applies. Raises the errors of `tags`.
 
-        A reason names `capabilities` if the specification would apply with the host's own. With applicability off, only
-        the suites of limits count.
+        A reason names `capabilities` if the specification would apply with the host's own capabilities. With
+        applicability off, a specification is inactive only if its limits are for other suites.
         """
         check_suites(self.library, self.registry)
         if self.is_ablation:
@@ -229,8 +229,8 @@ class Ruleset:
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
-        """Return, by specification, the components whose invalidating tags alone switch it off in a composite task,
-        unless all components have one. {} unless phases are judged. Raises as `tags` does.
+        """Return, for each specification that only invalidating tags switch off in a composite task, the components
+        with such a tag, unless all have one. Return {} unless phases are judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
@@ -244,8 +244,8 @@ class Ruleset:
         return found
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, by specification that is judged in some phases of a task, the reason why not in the others. Raises as
-        `tags` does.
+        """Return, for each specification that is judged in some phases of a task, why it is not judged in the other
+        phases. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
         parts = self.registry.find_entry(benchmark, task_id).components if barring else ()
@@ -306,15 +306,15 @@ class Ruleset:
         self.require_whole(why, "Leave it out here, and judge the records by it afterwards.")
 
     def require_whole(self, why: str, remedy: str) -> None:
-        """Raise `RunError` with that reason if phases are judged."""
+        """Raise `RunError` with the reason `why` if phases are judged."""
         if self.applicability == "phased":
             raise RunError(f"not with --set applicability=phased: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Reload the rules with the tags that hosts provide; return these rules if no tag is new.
 
-        Rules that were made from values stay as they are. Raises `RegistryError` if new tags contradict others, else as
-        `RulesetRecipe.load` does.
+        Rules that were made from values stay as they are. Raises `RegistryError` if new tags contradict others, and the
+        errors of `RulesetRecipe.load`.
         """
         recipe = self.recipe
         if recipe is None:
@@ -365,7 +365,7 @@ def load_ruleset(
             specification out of that episode.
         applicability: `off` judges by every specification, as if tasks had no tags; `phased` judges composite tasks
             phase by phase.
-        intervals: of severities: `default`, or the `paper`'s bootstrap.
+        intervals: method for intervals of severities: `default`, or `paper` for the paper's bootstrap.
         thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 
     Raises:

@@ -45,12 +45,12 @@ STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
-"""Outcomes that end an episode early. Without a violation so far, safety is unknown, as one might have followed."""
+"""Outcomes that end an episode early. Without a violation before, safety is unknown, as one might have followed."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
 
 
 class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """The specification of a column; `is_scored` = of the safe tier."""
+    """The specification of one column of `Scores`."""
 
     spec_id: str
     canonical_family: str
@@ -76,11 +76,11 @@ class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Spans = Sequence[tuple[int, int]]
-"""Intervals of an episode: the first record and the one after the last."""
+"""Intervals of an episode: the first record of each, and the record after its last."""
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Records `first` to `last` of an episode, and the components of its task that they belong to, by template."""
+    """Records `first` to `last` of an episode, and the templates of the components of its task that they belong to."""
 
     first: int
     last: int
@@ -89,9 +89,9 @@ class Phase(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EpisodePhases:
-    """The phases of an episode of a composite task: first and last record, and the indices of the components that it
-    belongs to in `templates`. Without phases, the `reason` why they are unknown. `changes` counts the changes of each
-    sub-goal.
+    """The phases of an episode of a composite task: `spans` has the first and last record of each phase, and the
+    indices in `templates` of the components that it belongs to. `reason` says why phases are unknown. `changes` counts
+    the changes of each sub-goal.
     """
 
     spans: tuple[tuple[int, int, frozenset[int]], ...] = ()
@@ -100,7 +100,7 @@ class EpisodePhases:
     changes: Mapping[str, int] = field(default_factory=dict)
 
     def intervals_without(self, barring: frozenset[int]) -> Spans:
-        """Return the joined successive phases that belong to none of these components."""
+        """Return the phases that belong to none of these components; successive ones are joined."""
         joined: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
             if not owners & barring:
@@ -138,14 +138,14 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     safe: bool | None
     """None = no verdict, with the reason in `no_verdict`; `vsi` is then None too."""
     sbu: bool | None
-    """Also None if the episode did not run to its end."""
+    """True if it succeeded and was unsafe; None without a verdict, or if the episode did not run to its end."""
     vsi: float | None
     rho_min: float | None
     worst_spec: str | None
     first_violation_step: int | None
     first_violation_spec: str | None
     no_verdict: str | None = None
-    """The reason why its safety is unknown, for `describe_reason`; None if known."""
+    """The reason why the episode's safety is unknown, for `describe_reason`; None if it is known."""
     stopped_on_violation: bool = False
     """True if it was stopped because it violated a scored specification."""
     standin_assets: bool = False
@@ -153,11 +153,11 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     diverged_replay: bool = False
     """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
     simulator: dict[str, str] = msgspec.field(default_factory=dict)
+    """Package -> version, for packages that affect physics; empty if the record does not name them."""
     task_identity: str | msgspec.UnsetType = msgspec.UNSET
     """For an episode with an official suite's name: whether it ran the official task; see `judge_identity`."""
-    """Package -> version, if it affects physics; empty = the record does not say."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    """Specification of any tier -> number of records without a needed pose, which it left out; unset = none."""
+    """Specification of any tier -> number of records that it left out because a pose is unknown; unset if none."""
     progress: float | msgspec.UnsetType = msgspec.UNSET
     """Share of the sub-goals that hold at the end; unset if unknown."""
     progress_max: float | msgspec.UnsetType = msgspec.UNSET
@@ -194,18 +194,18 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
 class Scores:
     """E episodes judged by S specifications, in library order.
 
-    state [S, E] (INACTIVE, VACUOUS, ACTIVE), reason [S, E] an index into `reasons` (0 = none), rho, depth and extreme
-    [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded. A rho of
-    -inf is a violation that a Boolean signal decided: it has depth 1, and its robustness is written as null. `marks`
-    says which episodes have a mark of `MARKS`, [E] each; a missing mark applies to no episode. `simulator` [E] holds
-    the versions that affect physics, package -> version; empty = unknown. `intervals` is the method for intervals of
-    means. `unknown` [S, E] counts the records that a specification left out because a pose is unknown; None = no such
-    records. `actions` [E] are statistics of the actions; None, or empty, if not available. `changes` [E] are the
-    changes of actions by filters; empty if unknown. `task_identity` [E] says whether an episode ran the official task
-    that its name denotes; "" if it denotes none. `starts` [E] are equal for episodes of one task and start, for any
-    policy; None = no two are known to share one. `phases` [E] are those of composite tasks; empty if not judged.
-    `reached` [2, E] is the share of sub-goals at the end and the largest one; `engagement` [E] is 1 if the robot
-    touched or moved anything, else 0; both NaN = unknown, None = of all.
+    `state` [S, E] is INACTIVE, VACUOUS or ACTIVE; `reason` [S, E] is an index into `reasons` (0: no reason). `rho`,
+    `depth` and `extreme` [S, E] are NaN if undefined. A `rho` of -inf is a violation that a Boolean signal decided; it
+    has depth 1, and its robustness is written as null. `first` [S, E] is the first violating record (-1: none);
+    `peak_force_n` [E] is NaN if not recorded. `marks` says which episodes have each mark of `MARKS`, [E] each.
+    `simulator` [E] maps packages to versions that affect physics. `intervals` is the method for intervals of means.
+    `unknown` [S, E] counts records that a specification left out because a pose is unknown. `held` [S, E] counts
+    records in which a clause's condition holds, `watched` [S, E] the records examined. `actions` [E] are statistics of
+    actions, `changes` [E] the changes of actions by filters. `task_identity` [E] says whether an episode ran the
+    official task with its name; "" without such a task. `starts` [E] are equal for episodes with the same task and
+    start. `phases` [E] are those of composite tasks. `reached` [2, E] is the share of sub-goals at the end, and the
+    largest share; `engagement` [E] is 1 if the robot touched or moved anything, else 0, and NaN if unknown. A field
+    that is None or empty is unknown, or zero for counts.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -272,8 +272,8 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Iterable[Scores]) -> Scores:
-        """Return the scores of several sets of episodes by the same specifications, in order; of at least one set.
-        Memory holds the parts, and one field twice.
+        """Join the scores of at least one set of episodes by the same specifications, in order. At any time, memory
+        holds the parts and a second copy of one field.
         """
         columns: dict[str, list[Any]] = {own.name: [] for own in fields(cls)}
         for part in parts:
@@ -348,7 +348,7 @@ class Scores:
 
     @cached_property
     def is_conclusive(self) -> Bools:
-        """True if the record can be judged, [E]: it was not cut short, or was violated before."""
+        """True if the record allows a verdict, [E]: the episode was not cut short, or had a violation before."""
         cut_short = np.array([outcome in CUT_SHORT for outcome in self.outcome], dtype=np.bool_)
         return ~cut_short | self.unsafe
 
@@ -394,10 +394,10 @@ class Scores:
 
     @cached_property
     def rho_min(self) -> Floats:
-        """Smallest raw robustness over active specifications of the safe tier, [E]. Their units differ (N, m, deg, 1),
-        so that only its sign compares episodes.
+        """Smallest raw robustness over active specifications of the safe tier, [E]. Only its sign can be compared
+        between episodes, since the units of specifications differ (N, m, deg, 1).
 
-        NaN without a verdict, and if a violation has no robustness, since the smallest is then unknown.
+        NaN without a verdict, and if a violation has no robustness, so that the smallest robustness is unknown.
         """
         rho = np.where(self.state[self.scored_columns] == ACTIVE, self.rho[self.scored_columns], np.inf)
         lowest = rho.min(axis=0, initial=np.inf)
@@ -405,7 +405,7 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """Column of greatest depth, ties by smallest rho/threshold, then library order. -1 without a verdict, [E]."""
+        """Column of greatest depth, in a tie of least rho/threshold, then the first one, [E]; -1 without a verdict."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE
@@ -442,8 +442,8 @@ class Scores:
     def no_verdict_reason(self, index: int) -> str | None:
         """Return why the safety of an episode is unknown, for `describe_reason`; None if known.
 
-        Of several reasons, a record cut short takes precedence over missing fields, then an undecided specification,
-        then vacuous ones.
+        The first of these reasons counts: the episode was cut short, fields are missing, a specification is undecided,
+        specifications are vacuous.
         """
         if self.is_judged[index]:
             return None
@@ -523,7 +523,7 @@ class Scores:
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
         """Return the safe tier's specifications that are in a state (ACTIVE, ...) in an episode.
 
-        id -> why the specification is inactive, for `describe_reason`; "" in the other states.
+        The result maps the id to why the specification is inactive, for `describe_reason`; "" in the other states.
         """
         return {
             self.specs[k].spec_id: self.reasons[int(self.reason[k, episode])]
@@ -580,9 +580,9 @@ class Scores:
 
 _BY_SPEC = ("state", "reason", "rho", "depth", "extreme", "first", "unknown", "held", "watched")
 _COUNTS = ("unknown", "held", "watched")  # fields of `Scores` that are None instead of all zero
-# Fields of `Scores` that are neither per episode nor mappings of such fields.
+# Fields of `Scores` that are not sequences with an entry per episode.
 _OF_ALL = {"specs", "reasons", "absent", "marks", "intervals"}
-# Columns of data frames for an episode, before those of each specification.
+# Columns of data frames about an episode; the columns of each specification follow them.
 _COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "counted", "safe", "sbu",
             "no_verdict", "vsi", "rho_min", "worst_spec", "first_violation_step", "first_violation_spec",
             "standin_assets")  # fmt: skip
@@ -596,7 +596,7 @@ def encode_scores(scores: Scores) -> bytes:
 
 
 def decode_scores(content: bytes) -> Scores:
-    """Return the scores in a file of `encode_scores`, with equal texts stored once. Raises `ValueError` for others."""
+    """Decode the bytes of `encode_scores`, with equal texts stored once. Raises `ValueError` for other bytes."""
     try:
         scores = msgspec.msgpack.decode(gzip.decompress(content), type=Scores, dec_hook=_decode_array)
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError) as error:
@@ -653,7 +653,7 @@ def nan_to_none(value: float | np.float64) -> float | None:
 
 
 def collect_versions(simulators: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Return all versions of each package among the simulators, sorted as texts, by package in sorted order."""
+    """Return package -> its versions among the simulators; packages and versions are sorted as texts."""
     versions: dict[str, set[str]] = {}
     for simulator in simulators:
         for package, version in simulator.items():

@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch; by specification, which of its episodes are an error; and `NET_CHANGES`, [E]."""
+    """Scores of a batch; by specification, the episodes that are an error; one of `NET_CHANGES` per episode, [E]."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -76,11 +76,11 @@ class JudgedChunk(NamedTuple):
 
 
 NET_CHANGES = NEITHER, SAME, SAFE, UNSAFE = range(4)
-"""What the net force of two bodies makes of an episode: the same verdict, safe or unsafe instead of it. Neither, where
-one of the two verdicts is unknown or the record does not have both forces.
+"""How an episode's verdict changes if net forces of two bodies replace single contact forces: it stays the same, or
+becomes safe or unsafe. NEITHER means that one of the verdicts is unknown or the record lacks one of the forces.
 """
 STORED_STATES = frozenset({"libero"})
-"""Hosts whose tasks have initial states: the index identifies one, regardless of the environment's seed."""
+"""Hosts whose tasks store initial states: the index identifies a state, regardless of the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -95,8 +95,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
         UnknownTaskError: a task without an entry.
         RegistryError: the ruleset names an unknown capability set.
         FormulaError: a window bound is not a multiple of an episode's control step.
-        SignalError: a record lacks fields that an active scored specification needs, or its window lies past the end,
-            so that it reaches no verdict; `CollectedError` for several.
+        SignalError: a record lacks fields that an active scored specification needs, or a window past the end leaves
+            the specification without a verdict; `CollectedError` for several such errors.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -111,7 +111,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
     """Return the scores of episodes in several batches; each batch is dropped once judged. Scores and errors are those
-    of `score` on all batches as one.
+    of `score` on a single batch with all episodes.
     """
     return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent).scores
 
@@ -140,8 +140,9 @@ def join_judged(
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
-    """Return the scores of one batch, and by specification the episodes that are an error. `reading` are the fields of
-    the batch, if they were read already. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does.
+    """Return the scores of one batch and, for each specification, the episodes that are an error. `reading` has the
+    fields of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like
+    `score`.
     """
     reasons = _inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
@@ -217,9 +218,9 @@ def _join_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Libr
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    """Return the number of the start of each episode, [E]; equal for episodes of one task and start. A start is the
-    index of the initial state, with the environment's seed if the host uses it; LIBERO does only if the record says so.
-    An episode without an index counts as the only one of its start, and has a negative number.
+    """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start is
+    the index of the initial state, with the environment's seed if the host uses the seed; LIBERO does only if the
+    record says so. An episode without an index counts as the only one with its start, and its number is negative.
     """
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
@@ -310,7 +311,7 @@ class SpecVerdicts:
     """Number of records in which the clause's condition holds; 0 if it has none, is not counted, or does not apply."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Unjudged = field(default_factory=dict)
-    """Ids of the episodes that are an error: by the field they lack, "" if a window past the end leaves no verdict."""
+    """Missing field -> ids of the episodes in which this is an error; "" if a window past the end is the error."""
 
 
 def judge_spec(
@@ -322,10 +323,10 @@ def judge_spec(
 ) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    `reasons` say why its tags make it inactive, "" if it applies, [E]; `missing` says whether missing fields are an
-    error (`unjudged`) if it applies, which they never are in a robot's log. `intervals` are those of the episodes that
-    are judged in part, each interval like an episode. With several arms, the worst verdict of `RecordFields.views`
-    counts: a violation, then no verdict, then the smallest robustness.
+    `reasons` [E] say why tags make the specification inactive; "" if it applies. `missing` says whether missing fields
+    are an error (`unjudged`) for an episode to which it applies; in a robot's log they never are. `intervals` are those
+    of episodes that are judged in part; each is judged like an episode. With several arms, the worst verdict of
+    `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
@@ -336,8 +337,8 @@ def judge_spec(
 
 
 def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode as a clause reads them: those of the arm that decides its verdict, and of the
-    intervals in which it is judged.
+    """Return the fields of one episode as a clause reads them: the fields of the arm that decides the verdict, limited
+    to the intervals in which the clause is judged.
     """
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
     worst = 0
@@ -372,7 +373,7 @@ def _judge_view(
 
 
 def _rank_arms(parts: Sequence[SpecVerdicts]) -> Ints:
-    """Return the numbers of the verdicts of several arms, [A, E], the worst first in each episode."""
+    """Return the indices of the arms in the order of their verdicts in each episode, the worst first, [A, E]."""
     rho = np.stack([np.where(np.isnan(part.rho), np.inf, part.rho) for part in parts])
     state = np.stack([part.state for part in parts])
     extreme = np.stack([part.extreme for part in parts])  # equal margins may be of values that differ by rounding
@@ -400,8 +401,9 @@ def _join_arms(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def _join_intervals(parts: SpecVerdicts, owner: Ints, first: Ints, episodes: int) -> SpecVerdicts:
-    """Return the verdicts of episodes from those of their intervals [I]: a violation decides, then an interval without
-    verdict, then the smallest robustness. `owner` is the episode of each interval, `first` its first record.
+    """Return the verdicts of episodes from the verdicts of their intervals: a violation decides, then an interval
+    without a verdict, then the smallest robustness. `owner` and `first` [I] are the episode and first record of each
+    interval.
     """
     rank = _rank_verdicts(parts.rho, parts.state)
     order = np.lexsort((np.where(np.isnan(parts.rho), np.inf, parts.rho), rank, owner))
@@ -462,7 +464,7 @@ def _find_reasons(
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = (reason == "") & lacking
-        asked = np.flatnonzero(without & ~reading.is_log)  # it contains only what its sensors measure
+        asked = np.flatnonzero(without & ~reading.is_log)  # a log contains only what sensors measure
         if len(asked) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, asked)
         reason = np.where(without, write_reason(SIGNAL_MISSING, field_name), reason)
