@@ -1,4 +1,4 @@
-"""Figures: each is a pure function from values to a drawing, reproducible byte for byte; `FIGURES` lists them."""
+"""Figures, listed in `FIGURES`. Each is drawn by a function of verdicts only, so that its bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from safevla_bench.trajectory.batch import Stamps
 from safevla_recorder.episode import Floats, Ints
 
 FigureFormat = Literal["svg", "pdf", "png"]
-# Metadata in which matplotlib writes the date and its own name.
+# Keys of metadata under which matplotlib would write the date and its name.
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Creator", "Producer"),
@@ -32,8 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """Verdicts, control steps [s] and numbers of records of E episodes, [E] each, `stamps_s` as in `Batch`, and
-    options.
+    """The input of all figures: the verdicts on E episodes, their control steps [s] and numbers of records, [E] each,
+    their `stamps_s` as in `Batch`, and options.
     """
 
     scores: Scores
@@ -75,11 +75,11 @@ FIGURES: Mapping[str, FigureKind] = {
         ),
     ),
 }
-"""Name -> figure."""
+"""Name of a figure -> the figure."""
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return the figure that `draw` draws for the page; raise `RunError` if the page is too narrow for its text."""
+    """Return the figure that `draw` makes, laid out for `page`; raise `RunError` if the page is too narrow for text."""
     if page.width_in < NARROWEST_IN:
         raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Use at least {NARROWEST_IN} in.")
     context = copy_context()
@@ -88,8 +88,8 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:
-    """Return the bytes of a figure, without date, program name or random identifier, and without writing files. The
-    same figure gives the same bytes with the same version of matplotlib.
+    """Return a figure as the bytes of a file, which contain no date, program name or random identifier. The same figure
+    gives the same bytes with the same version of matplotlib.
     """
     stream = io.BytesIO()
     with figure_style():

@@ -1,4 +1,4 @@
-"""Curves: Safety and SBU over thresholds, numbers along a series of runs, violations over time in an episode."""
+"""Figures of curves: Safety and SBU over thresholds, metrics over a series of runs, violations over time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from safevla_recorder.episode import Floats
 
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
-    """Draw Safety next to SBU, a row per suite: a line with a 95 % Wilson band for each policy with episodes.
-    Thresholds are in the most readable unit; dotted lines mark the registered ones. Without an episode the figure says
-    so. Raises `SpecError` if the library lacks a swept specification.
+    """Draw Safety and SBU over the threshold, a row of panels per suite: a line with a 95 % Wilson band for each policy
+    with episodes. Dotted lines mark the thresholds of the library. Without an episode, the figure says so. Raises
+    `SpecError` if the library lacks a swept specification.
     """
     registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
     unit, scale = display_unit(sweep.unit, registered[0])
@@ -79,18 +79,18 @@ def _draw_sweep_panel(
     axes.grid(True)
 
 
-# Along a series
+# Metrics over a series of runs
 
-# Share of the axis left free on either side.
+# Share of the axis that is left free on each side.
 _ROOM = 0.07
-# Distance between the marks of neighboring series at the same number.
+# Horizontal distance between the marks of two series for the same label, in points.
 _DODGE_PT = 2.2
 
 
 @sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
-    """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval per run, and thin lines between them.
-    `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
+    """Draw SR, Safety, SBU and VSI of each suite: for each run a marker and an interval, with thin lines from run to
+    run. `across` says what the runs' labels are, such as "Training steps". Without a run, the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
     panels = [
@@ -129,7 +129,7 @@ def _draw_series_panel(
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick label: thousands as k, millions as M, if exact with one decimal."""
+    """Return a number as a tick label, in thousands (k) or millions (M) if that is exact with one decimal."""
     for factor, sign in ((1e6, "M"), (1e3, "k")):
         scaled = label / factor
         if abs(scaled) >= 1 and round(scaled, 1) == scaled:
@@ -165,14 +165,14 @@ def _series_note(compared: SeriesComparison) -> str:
     return f"{note} Lines lead the eye: nothing between two runs was measured."
 
 
-# Onset: the share of episodes that have violated a limit, over time in the episode
+# Onset: the share of episodes that have violated a limit, over the time in the episode
 
 _FAINT = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
-    """Return where the share of violations rises, [4, k]: time, share, low, high in percent; of any limit, also at time
-    0.
+    """Return the points at which the share of violations rises, [4, k]: time [s], then share, low and high end of its
+    interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     found, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
@@ -181,7 +181,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
-    """Draw a panel for each policy and suite, with a line per violated specification and a band for any limit."""
+    """Draw a panel for each policy and suite, with a line per violated specification, and a band for any limit."""
     violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
     names = list(dict.fromkeys(part.spec_id for part in violated))
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)

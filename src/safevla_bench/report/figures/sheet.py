@@ -1,7 +1,7 @@
-"""The sheet of a figure: style, title and panels in matplotlib's constrained layout, above notes and a key.
+"""The common layout of figures, a sheet: title and panels in matplotlib's constrained layout, then notes and a key.
 
-User settings do not change the style. Every series has its own color and its own marker or line, so that no reader
-depends on color. Text is DejaVu Sans, which comes with matplotlib; missing characters use a system font.
+The user's settings of matplotlib do not change the style. Series differ in color and also in marker or line, so that no
+reader depends on color. The font is DejaVu Sans, which comes with matplotlib, or a system font for what it lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safevla_bench.text import escape_controls, shorten_name
 from safevla_recorder.episode import Bools, Floats
 
 _log = logging.getLogger(__name__)
-# Maximum number of characters drawn, because names may have any length.
+# Maximum number of characters of a text, because names may have any length.
 _MAX_CHARACTERS = 300
 BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # text sizes in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
@@ -41,26 +41,26 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 _GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
 DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
-_STYLE = Path(__file__).with_name("sheet.mplstyle")  # with these sizes and colors
+_STYLE = Path(__file__).with_name("sheet.mplstyle")  # repeats these sizes and colors
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The place of a figure: width in inches, by default a column; if it has a title; remarks after its own notes."""
+    """The options of a figure for the place where it is printed."""
 
-    width_in: float = 3.5
-    titled: bool = True
-    remarks: Sequence[str] = ()
+    width_in: float = 3.5  # width in inches, by default of a column
+    titled: bool = True  # whether the figure has a title
+    remarks: Sequence[str] = ()  # sentences below the figure's notes
 
 
-NARROWEST_IN = 2.8  # the minimum width of a figure: its panels need 17 ems of text
+NARROWEST_IN = 2.8  # minimum width of a figure [inches], because the text of its panels is 17 ems wide
 COLUMN = Page()
-PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page to draw for
+PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page for which figures are drawn
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Context for drawing and saving with matplotlib's defaults and this style; user settings return afterwards."""
+    """Draw and save with matplotlib's defaults and this style while the context lasts; then restore user settings."""
     with mpl_style.context(["default", _STYLE]):
         yield
 
@@ -71,7 +71,7 @@ def series_color(index: int) -> str:
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; the pair with the color is unique among forty."""
+    """Return the marker of the series at an index; pairs of color and marker repeat only after 40 series."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -81,7 +81,7 @@ def series_dash(index: int) -> Dash:
 
 
 def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, Any]:
-    """Return `Axes.plot` arguments for markers only: in a series' color and shape, white edges; sizes in points."""
+    """Return arguments of `Axes.plot` for markers with white edges and no line; `size` and `edge` are in points."""
     return {
         "color": series_color(color),
         "marker": series_marker(shape),
@@ -94,8 +94,8 @@ def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, A
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds missing ones. Letters
-    that no font has become U+FFFD, and a warning names the text, once.
+    """Return at most 300 characters of the text, with controls escaped, and in `figure_style` add system fonts that it
+    needs. A character that no font has becomes U+FFFD, and a warning names the text once.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     families = {c: _find_family(c) for c in shown}
@@ -114,7 +114,7 @@ def _warn_undrawable(text: str, missing: str) -> None:
 
 @cache
 def _find_family(character: str) -> str | None:
-    """Return the family of the first font with a character: DejaVu Sans, else one of the system; else None."""
+    """Return the font family to draw a character: DejaVu Sans, else one of the system; None if no font has it."""
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
     fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
     has = (name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_glyphs(path))
@@ -129,30 +129,30 @@ def _font_glyphs(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# The family of all text, and prefixes of families that draw boxes for every character.
+# The font family of text, and the prefix of families that draw a box for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
 def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
-    """Return the text as it can be drawn, in lines of at most `room_in` inches of ordinary letters."""
+    """Return the text as it can be drawn, in lines of at most `room_in` inches for letters of average width."""
     return textwrap.fill(drawable_text(text), count_characters(room_in, size), break_on_hyphens=True)
 
 
 def count_characters(room_in: float, size: float = BODY) -> int:
-    """Return how many characters of ordinary text fit into a width; those of DejaVu Sans are 0.57 em wide."""
+    """Return how many characters of average text fit into a width; in DejaVu Sans their mean width is 0.57 em."""
     return max(1, int(72 * room_in / (0.57 * size)))
 
 
 # The sheet
 
 _MARGIN_IN = 0.06
-# Width of the mark in a key's entry, including the gap after it.
+# Width of the mark in an entry of the key, including the gap after the mark.
 _MARK_IN = 0.28
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One line of the key: a name with the mark and line of its series; `sign` represents it in the panels."""
+    """One entry of the key: a name with the marker and line of its series. `sign` replaces the name in the panels."""
 
     name: str
     series: int
@@ -174,8 +174,8 @@ def make_sheet(title: str, body_in: float) -> Figure:
 
 
 def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Figure:
-    """Return the figure with notes and key below, with a final layout that is rounded to 1e-5 of its size. The rounding
-    hides tiny shifts of panels by further draws and by earlier drawings in the process.
+    """Return the figure with notes and key below, and with a final layout, rounded to 1e-5 of the figure's size. The
+    rounding hides tiny shifts of panels that depend on what else the process draws.
     """
     width_in, height_in = figure.get_size_inches().tolist()
     notes = (*notes, *PAGE.get().remarks)
@@ -217,7 +217,7 @@ def _make_handle(entry: KeyEntry, label: str) -> Line2D:
 
 
 def draw_empty(axes: Axes, reason: str) -> None:
-    """Draw the reason in the middle of an empty panel, without ticks and frame."""
+    """Write into an empty panel, without ticks and frame, the reason why it is empty."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -238,9 +238,9 @@ def draw_panels(
     notes: Sequence[str] = (),
     key: Sequence[KeyEntry] = (),
 ) -> Figure:
-    """Return a figure with a panel for each of `titles`, two per row, about `high_in` inches high, filled by
-    `draw(axes, index)`; without titles it shows `empty`. `across` and `upward` label the axes of all panels; without
-    `upward` each panel has its own ticks.
+    """Return a figure with a panel for each of `titles`, two per row and about `high_in` inches high. `draw(axes,
+    index)` fills a panel; without titles, the figure shows the text `empty`. `across` and `upward` label the axes of
+    all panels; without `upward`, each panel has its own vertical ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1
@@ -272,13 +272,13 @@ def percent_band(rates: Sequence[Rate]) -> Floats:
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return policy -> whether each episode is a judged one of it, [E], in order of first appearance."""
+    """Return policy -> flags [E] of the episodes that are its own and judged, in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:
-    """Return the sign of each name in a panel, names or else numbers, and whether a key must explain it."""
+    """Return signs for names in a panel (the names if all fit, else numbers), and whether a key must explain them."""
     shown = tuple(map(drawable_text, names))
     if all(len(name) <= count_characters(room_in) for name in shown):
         return shown, False
@@ -286,7 +286,7 @@ def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...],
 
 
 def format_episode_range(counts: Sequence[int]) -> str:
-    """Return the number of episodes, as a range if they differ: "40 to 200 episodes"."""
+    """Return the numbers of episodes as text, as a range if they differ: "40 to 200 episodes"."""
     least, most = min(counts), max(counts)
     range_text = str(least) if least == most else f"{least} to {most}"
     return f"{range_text} episode{'' if most == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Success against safety: a marker per policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
+"""Figure of success against safety: a marker with Wilson intervals per policy, and the non-dominated frontier."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from safevla_bench.report.tables.columns import policy_name
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPoint:
-    """One policy, or one policy × suite; `series` is the policy's index in the figure."""
+    """A marker of the figure, for one policy or one policy × suite; `series` is the policy's index in the figure."""
 
     series: int
     n: int
     success: Rate
     safety: Rate
-    marker: int  # index of its marker's shape: the policy's, or the suite's if suites share a panel
+    marker: int  # index of the marker's shape, which shows the policy, or the suite if suites share a panel
 
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPanel:
-    """One suite, or all of them pooled; `frontier` has corners (success, safety) in percent by increasing success."""
+    """A panel, for one suite or several; `frontier` has corners (success, safety) in percent by increasing success."""
 
     title: str
     points: tuple[TradeoffPoint, ...]
     frontier: tuple[tuple[float, float], ...]
     missing: tuple[str, ...] = ()
-    """Policies without a counted episode or a verdict of any specification, so their safety is unknown."""
+    """Policies without a marker, because their success or safety is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Tradeoff:
 
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
-    pooled: tuple[str, ...] = ()  # suites whose episodes are pooled, if any
-    suites: tuple[str, ...] = ()  # the suites that share the panel, by the marker's shape; empty if each has its own
-    left_out: tuple[str, ...] = ()  # auxiliary suites, which share no panel with the others
+    pooled: tuple[str, ...] = ()  # suites whose episodes are pooled; empty if none are
+    suites: tuple[str, ...] = ()  # suites that share a panel, in the order of marker shapes; empty if they do not
+    left_out: tuple[str, ...] = ()  # auxiliary suites, which may not share a panel with the others
     remarks: tuple[str, ...] = ()
 
 
 TradeoffLayout = Literal["suites", "pooled", "cells"]
-"""A panel per suite; one with a policy's suites pooled; or one with a marker per policy × suite."""
+"""`suites`: a panel per suite; `pooled`: one panel with suites pooled; `cells`: one, a marker per policy × suite."""
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy in percent with their frontier, in panels according to `layout`."""
+    """Return success and safety of each policy, and their frontier in percent, in panels according to `layout`."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown = [cell for cell in cells if (cell.suite or "") not in left_out]
@@ -117,7 +117,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 @sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels; without a panel the figure says so."""
+    """Draw the panels; without a panel, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
     across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
     high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4

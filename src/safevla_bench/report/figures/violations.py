@@ -1,4 +1,4 @@
-"""Violations of each policy: rates by kind as a heat map (Figure 2, right), and margins ρ/τ to each limit."""
+"""Figures of violations: a heat map of rates by kind (right of the paper's Figure 2), and margins ρ/τ to each limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safevla_recorder.episode import Bools
 
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
-    """Draw the heat map of rates over the judged episodes of a policy and suite; without a row the figure says so."""
+    """Draw the heat map of violation rates, a row per policy and suite; without a row, the figure says so."""
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[Summary]] = {}
@@ -92,19 +92,19 @@ _QUANTILES = (0, 25, 50, 75, 100)
 
 @dataclass(frozen=True, slots=True)
 class MarginRow:
-    """One policy under one specification: least, quartiles and greatest margin; None without a verdict."""
+    """The margins of one policy to one limit. `quantiles` are least, quartiles and greatest, None without a margin."""
 
     series: int
     n: int  # episodes with a margin
     violated: int
     vacuous: int
     quantiles: tuple[float, ...] | None
-    unmeasured: int  # episodes with a violation that a Boolean signal decided, so without a margin
+    unmeasured: int  # episodes with a violation that a Boolean signal decided, and so without a margin
 
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """The content of the figure: a block of rows per specification with margins."""
+    """The content of the figure. `blocks` has the rows of each specification with margins, one per policy."""
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
@@ -113,8 +113,8 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins divided by thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
-    Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
+    """Return the margins over thresholds, ρ/τ, in judged episodes, for each specification of the safe tier and policy.
+    Specifications that have neither a margin nor a Boolean verdict in any episode are named in `silent`.
     """
     members = sheet.judged_by_policy(scores)
     blocks, silent = [], []
@@ -143,7 +143,7 @@ def _margin_row(scores: Scores, column: int, series: int, selected: Bools) -> Ma
 
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
-    """Draw boxes between the quartiles and lines from the least to the greatest margin."""
+    """Draw for each row a box between the quartiles, and a line from the least to the greatest margin."""
     texts, numbered = sheet.series_signs(value.policies, 0.9)
     heights = [len(rows) for _, rows in value.blocks]
     figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(heights) + 0.2 * len(heights))

@@ -1,4 +1,4 @@
-"""Published results: values in % as printed (None if not printed), sources, and what makes them incomparable."""
+"""Published results, with sources and reasons why they are not comparable; in % as printed, None = not printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_PRINTED = "not printed"
 
 
 class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The publication of the numbers, and why they cannot be compared with this package's results."""
+    """The publication of some numbers, and why these cannot be compared with this package's results."""
 
     name: str
     reference: str
@@ -30,7 +30,7 @@ class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class PublishedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy on one suite; `violations` and `composition` are by specification, in %."""
+    """Published numbers of one policy on one suite; `violations` and `composition` are by specification, in %."""
 
     policy: str
     benchmark: str
@@ -49,7 +49,7 @@ class PublishedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PublishedMean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy, an unweighted mean over suites."""
+    """Published numbers of one policy as unweighted means over suites."""
 
     policy: str
     benchmarks: tuple[str, ...]
@@ -62,7 +62,7 @@ class PublishedMean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of Table 9 for one host, under the name of the threshold variant."""
+    """One row of the paper's Table 9 for one host; `name` is that of the threshold variant."""
 
     name: str
     host: str
@@ -73,25 +73,25 @@ class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One publication."""
+    """All numbers of one publication that come with this package."""
 
     source: PublicationSource
     cells: tuple[PublishedCell, ...] = ()
     means: tuple[PublishedMean, ...] = ()
     variants: tuple[PublishedVariant, ...] = ()
-    tasks: tuple[dict[str, Any], ...] = ()  # the rows of Table 12
+    tasks: tuple[dict[str, Any], ...] = ()  # the rows of the paper's Table 12
     active: dict[str, float] = {}
 
 
 @cache
 def load_published(name: str) -> PublishedResults:
-    """Return a shipped publication, `PAPER` or `LEADERBOARD`, read once; raise `FileNotFoundError` for others."""
+    """Return the publication `PAPER` or `LEADERBOARD`, which is read once; raise `FileNotFoundError` for others."""
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
     return msgspec.toml.decode(content, type=PublishedResults)
 
 
 def matching_counts(printed: float, n: int) -> list[int]:
-    """Return the counts of n that round to this percentage with one decimal, ascending; [] if none does."""
+    """Return the counts out of n whose percentage rounds to `printed`, with one decimal; ascending, [] if none does."""
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
     return [
@@ -102,8 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate of n episodes that is printed as this percentage; without a value if it is not printed. Its count
-    is the nearest that rounds so, and its interval covers Wilson's 95 % intervals of all that do.
+    """Return the rate of n episodes behind a printed percentage; without a value if it is not printed. Of the counts
+    that round to the percentage, the nearest is used; the interval covers the Wilson 95 % intervals of all of them.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
@@ -114,7 +114,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
-    """Return the reasons why rows are incomparable, each after the labels of its rows."""
+    """Return the reasons why published rows are not comparable, each with the labels of its rows in front."""
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
         for reason in row.incomparable:
@@ -123,14 +123,14 @@ def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> t
 
 
 def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:
-    """Return the mean that the paper prints for the policy `paper:NAME` over exactly these suites, or None."""
+    """Return the mean that the paper prints for a policy `paper:NAME` over exactly these suites; None = not printed."""
     means = load_published(PAPER).means
     of_policy = (mean for mean in means if f"{PREFIX}{mean.policy}" == policy)
     return next((mean for mean in of_policy if set(mean.benchmarks) == set(benchmarks)), None)
 
 
 def find_paper_cells(name: str) -> list[PublishedCell]:
-    """Return the cells that the paper prints for the policy `paper:NAME`; for others, `RunError` lists the names."""
+    """Return the cells that the paper prints for the policy `paper:NAME`. Raises `RunError` for any other name."""
     cells = load_published(PAPER).cells
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen

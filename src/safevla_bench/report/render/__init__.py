@@ -1,4 +1,4 @@
-"""The frame of all pages, and tables as text, Markdown, CSV, LaTeX, JSON and HTML."""
+"""The templates of all HTML pages, and tables as text, Markdown, CSV, LaTeX, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of the page templates, cached; it escapes control characters and HTML in every string.
-    Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
+    """Return the jinja2 environment of the page templates, which is made once. It escapes control characters and HTML
+    in every string. Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -54,18 +54,18 @@ def _breakable_name(name: str) -> Markup:
 
 
 PLAYER_SCRIPTS = ("player/three.min.js", "player/replay3d.js")
-"""Templates of the scripts for 3-D replays, in running order: three.js, with its licence, and the player."""
+"""Files of the scripts for 3-D replays, in the order in which they run: three.js, with its license, and the player."""
 
 
 @cache
 def read_template(name: str) -> str:
-    """Return the text of a file in `report/templates` by its path there, such as `player/three.min.js`."""
+    """Return the text of a file; `name` is its path in `report/templates`, such as `player/three.min.js`."""
     return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
 def content_security_policy(style: str, *scripts: str) -> str:
     """Return a Content-Security-Policy that allows only this style sheet, these scripts and images in `data:` URIs.
-    Empty scripts are omitted; without any, no script may run.
+    Empty scripts are ignored; if all are empty, no script may run.
     """
     styles = f"style-src '{_source_digest(style)}';"
     digests = " ".join(f"'{_source_digest(script)}'" for script in scripts if script)
@@ -85,8 +85,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form as one text, one below the other. A note that several of them need is below the
-    first; what simulated and judged them all is below the last, but in LaTeX below each. JSON repeats both.
+    """Return the tables in one format as one text. A note that several tables have is only below the first of them.
+    Remarks on what simulated and judged all tables are only below the last, except in LaTeX. JSON repeats everything.
     """
     if form == "json":
         return render_json(tables)
@@ -110,7 +110,7 @@ _COLUMN_KEYS = ("name", "numeric", "meaning", "group")
 
 
 def render_json(tables: Sequence[Table]) -> str:
-    """Return the tables as a JSON list: text, value, interval, detail, emphasis, mark and own n of every cell."""
+    """Return the tables as a JSON list, with all fields of every cell."""
     documents = msgspec.to_builtins(list(tables))
     for document in documents:
         document["columns"] = [{key: column[key] for key in _COLUMN_KEYS} for column in document["columns"]]
@@ -118,7 +118,7 @@ def render_json(tables: Sequence[Table]) -> str:
 
 
 def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:
-    """Return the tables as one self-contained HTML page: the report's style, no script, no request."""
+    """Return the tables as one self-contained HTML page in the report's style, without scripts or requests."""
     sheet = read_template("page.css")
     return (
         template_environment()

@@ -1,6 +1,6 @@
 """Tables as LaTeX, for a document that loads `booktabs` and `graphicx`.
 
-A table takes one column of a two-column page, or both (`table*`) if it is long. Wider tables are shrunk.
+A table fills one column of a two-column page, or both (`table*`) if it is wide. Tables that are still wider are shrunk.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from safevla_bench.text import escape_controls, wrap_line
 
 # Maximum line length of a heading above numbers, in characters.
 _HEAD_WIDTH = 14
-_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading is also broken within a name
-# Number of characters in a column of a page without much shrinking.
+_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # lines of a heading may also end within a name
+# Maximum width of a table that fits into one column of a page without much shrinking, in characters.
 _COLUMN_WIDTH = 50
-# Maximum length of a text cell on one line, in characters; columns with longer ones are wrapped.
+# Maximum length of a text cell on one line, in characters; a column with a longer cell is wrapped.
 _TEXT_WIDTH = 40
-# Lines of rows and notes that a page holds, below a caption and a head.
+# Number of lines of rows and notes that fit on a page below the caption and the heading.
 _PAGE_LINES = 36
-# Maximum number of table parts that wait for a page; older versions of LaTeX have room for 18.
+# Maximum number of table parts that LaTeX must hold until it can place them; older versions hold 18.
 _WAITING_PARTS = 8
 
 
 def render_latex(table: Table) -> str:
     r"""Return a `table` environment, or a `table*` for a wide table, with its caption and notes. A table that is longer
-    than a page is several of them, under one number.
+    than a page becomes several environments with the same table number.
 
     Columns without a value are left out. The document must load `booktabs` and `graphicx`. Letters outside Latin
     and Greek need XeLaTeX or LuaLaTeX.
@@ -67,7 +67,9 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], notes: int) -> list[slice]:
-    """Return the rows of each part by their heights in lines; `notes` more lines are below the last part."""
+    """Return the slice of rows in each part. `heights` are those of rows in lines; `notes` is the number of lines of
+    notes, which are below the last part.
+    """
     starts, used = [0], 0
     for k, height in enumerate(heights):
         rest = notes if k == len(heights) - 1 else 0

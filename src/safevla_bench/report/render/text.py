@@ -18,17 +18,17 @@ from rich.cells import cell_len
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls, split_words, terminal_width, wrap_line, wrap_text
 
-_GAPS = (2, 1)  # characters between columns; the narrower if texts would be wrapped
-_HEAD_WIDTH = 13  # characters; longer headings of numbers are wrapped
+_GAPS = (2, 1)  # numbers of spaces between columns; the second is used if it avoids wrapping
+_HEAD_WIDTH = 13  # maximum width of a heading above numbers, in characters; longer ones are wrapped
 
 
 def render_text(table: Table, width: int | None = None) -> str:
-    """Return the table in aligned columns, details below their values.
+    """Return the table in aligned columns, with details below their values.
 
-    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Where a table is
-    too wide, texts are wrapped between words, and what is still too wide becomes several tables, one below the other,
-    each with the first text columns that distinguish the rows. Names and numbers are never split, so that a line may be
-    wider if they are.
+    `width` is the maximum width in characters, by default the terminal's; output to a pipe or file is not wrapped. In a
+    table that is too wide, texts are wrapped between words. If it is still too wide, it becomes several tables, each
+    with the first text columns that distinguish the rows. Names and numbers are never split, even if a line is too
+    wide.
     """
     marks = _name_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]
@@ -41,7 +41,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables in compact form, without their notes; marks and remarks are in a list below."""
+    """Return the tables in compact form, without notes; a list below them explains marks and has the remarks."""
     marks = _name_marks(tables)
     bodies: list[str] = []
     for table in tables:
@@ -102,7 +102,7 @@ def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[
 
 
 def _cell_lines(cell: Cell) -> list[str]:
-    # Same as Markdown, because plain text has no bold.
+    # Plain text has no bold, so the best value is between asterisks, as in Markdown.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
 
@@ -110,7 +110,7 @@ def _cell_lines(cell: Cell) -> list[str]:
 def _column_widths(
     columns: Sequence[Column], heads: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[list[int], list[int]]:
-    """Return each column's width without wrapping, and the least without splitting a word or a number."""
+    """Return each column's width without wrapping, and its least width without splitting a word or a number."""
     natural, least = [], []
     for k, column in enumerate(columns):
         values = [line for row in rows for line in row[k]]
@@ -166,7 +166,7 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
 
 
 def render_markdown(table: Table) -> str:
-    """Return the table as GitHub's Markdown, details in brackets after their values."""
+    """Return the table in GitHub's Markdown, with details in parentheses after their values."""
     heads = [_escape_markdown(column.full) for column in table.columns]
     marks = ["---:" if column.numeric else ":---" for column in table.columns]
     rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
@@ -187,8 +187,8 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text with Markdown syntax escaped, and nothing that renderers turn into a link: they recognize even an
-    escaped e-mail address, except in a code span.
+    """Return the text with Markdown syntax escaped, so that it also contains no link. What looks like an e-mail address
+    becomes a code span, because renderers turn even an escaped address into a link.
     """
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
@@ -202,17 +202,17 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# Where a spreadsheet may start to read a formula: at the beginning, and after a separator of some locale.
+# Places at which a spreadsheet may read a formula: at the beginning, and after what separates fields in some locales.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
-    """Return a line of headings and a line for each row; numbers are exact.
+    """Return CSV text: a line of headings and a line for each row, with exact numbers.
 
-    Interval columns are followed by `NAME low` and `NAME high`, columns in which a value has its own n by `NAME n`, and
-    columns with other details, such as the reason for a missing value, by `NAME note`. A missing value is an empty
-    field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula begins with an
-    apostrophe; numbers never do.
+    A column with intervals is followed by `NAME low` and `NAME high`, one in which a value has another n than its row
+    by `NAME n`, and one with other details, such as reasons for missing values, by `NAME note`. A missing value is an
+    empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula begins
+    with an apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     columns = [(k, part) for k in range(len(table.columns)) for part in _column_parts([row[k] for row in table.rows])]
@@ -228,8 +228,8 @@ def _write_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV text: a line of headings, then a line for each row, numbers exact, flags `true` and `false`. A heading
-    that the row lacks, None and NaN are empty fields; values without a heading are left out.
+    """Return CSV text: a line of headings, then a line for each row, with exact numbers and flags `true` and `false`.
+    A field is empty if the row lacks the heading or has None or NaN. Values without a heading are left out.
     """
     fields = ([_plain_field(row.get(head)) for head in heads] for row in rows)
     return _write_csv([[spreadsheet_text(head) for head in heads], *fields])
@@ -262,5 +262,5 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return the text with control characters escaped, and an apostrophe before anything like a formula."""
+    """Return the text with control characters escaped, and with an apostrophe before what looks like a formula."""
     return _FORMULA.sub("'", escape_controls(text))

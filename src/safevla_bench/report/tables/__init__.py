@@ -1,3 +1,3 @@
-"""Tables as values: each builder turns summaries into a `Table`, which `render` and the page print."""
+"""Builders of tables: each turns results into a `Table`, a value that `report.render` and the page print."""
 
 from __future__ import annotations

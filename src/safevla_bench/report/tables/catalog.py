@@ -1,4 +1,4 @@
-"""The catalogue of tables: by name or by the paper's numbers, built for given runs."""
+"""The catalogue of tables, which builds tables for given runs by name or by the number of the paper's table."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ PHASED = "Composite tasks are judged phase by phase, which the paper does not do
 
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
-    """Return the sentence on an applicability other than the paper's; [] for the paper's."""
+    """Return the sentence on an applicability setting that differs from the paper's; [] if it does not."""
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableInputs:
-    """The inputs of all table builders."""
+    """The input of every table builder."""
 
     scores: Scores | None
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     records: EpisodeIndex | None = None
-    """Records of the episodes, read again by tables that need them; None = not available."""
-    remarks: Sequence[str] = ()  # what every table repeats, such as that a run was interrupted
-    facts: Collection[str] = ()  # those of the remarks that warn of nothing: versions, latency
+    """Records of the episodes, which some tables read again; None = not available."""
+    remarks: Sequence[str] = ()  # sentences below every table, such as that a run was interrupted
+    facts: Collection[str] = ()  # the remarks that are no warnings, such as versions and latency
 
     @property
     def registry(self) -> Registry:
@@ -65,26 +65,26 @@ class TableInputs:
 
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
-        """Return the summaries that are left out of means and bests."""
+        """Return the summaries of auxiliary runs, which are excluded from means and from the marks of the best."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
     def is_ablation(self) -> bool:
-        """Return whether there are scores and they were judged with applicability off."""
+        """Return whether there are scores that were judged with applicability off."""
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, then the numbers that the paper prints for the roster's policies on their suites. Raises
-        `RunError` if a policy of the runs has the name of a printed one.
+        """Return the cells, followed by the paper's cells of the roster's published policies on the same suites. Raises
+        `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken := {cell.policy for cell in cells} & set(self.roster.published):
             raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
-        """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
-        `auxiliary`: without a `host`, auxiliary cells are the last group. Raises `RunError` if a policy has results of
-        the same tasks under two suite names.
+        """Yield title and cells of each group of suites: the paper's suites of one host, or any other suite alone.
+        `host` selects groups of one host, None = all. Auxiliary cells are excluded, but form the last group with
+        `auxiliary` and no `host`. Raises `RunError` if a policy has results of the same tasks under two suite names.
         """
         groups: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -109,7 +109,7 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells behind its numbers
+Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
 Builder = Callable[[TableInputs, str | None], Built]
 
 
@@ -195,14 +195,14 @@ def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A kind of table: its name, its content, and its builder."""
+    """A kind of table: its name, its content in words, and its builder."""
 
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None] = field(default_factory=dict)  # the paper's numbers, each with its host
+    numbers: Mapping[str, str | None] = field(default_factory=dict)  # number of a table of the paper -> its host
     remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
-    """What to do if the runs do not allow it."""
+    """What the user can do if the table cannot be built from the runs."""
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
@@ -234,14 +234,14 @@ _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
 
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
-    """Return the requested tables, in the order of `which`; without names all that the runs allow.
+    """Return the requested tables, in the order of `which`; if `which` is empty, all that can be built from the runs.
 
-    `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table includes the warnings of
-    its cells and the remarks of `inputs`, and says if applicability was off.
+    `which` are names of kinds, or numbers of the paper's tables; repeated ones count once. Every table includes the
+    warnings of its cells and the remarks of `inputs`, and says if applicability was off.
 
     Raises:
-        RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
-            tasks under two suite names.
+        RunError: a table is unknown, a requested table or every table cannot be built from these runs, or a policy has
+            results of the same tasks under two suite names.
     """
     requested = list(dict.fromkeys(which))
     built = [item for name in requested for item in _build_kind(inputs, name)]
@@ -262,7 +262,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
-    """Return the warnings for numbers from these cells, including published ones."""
+    """Return the warnings for numbers from these cells, which may include published cells."""
     printed = warn_of_published(cells)
     partial = warn_of_tasks(cells, inputs.scores, inputs.registry) if printed and inputs.scores else ()
     return (*printed, *partial, *provenance_marks.warn_of_cells(cells))

@@ -1,4 +1,4 @@
-"""Tables of cells: headline numbers, suites with their means (paper Tables 4 to 6), violations (7, 8), SBU (10, 11)."""
+"""Tables of cells: headline, suites and means (paper Tables 4 to 6), violations (7, 8), unsafe successes (10, 11)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from safevla_bench.text import NO_VALUE, format_fixed
 from safevla_bench.trajectory.marks import is_chosen
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
-"""Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""
+"""Suites that are always auxiliary: the paper's check on five tasks, sampled by another protocol (paper Table 6)."""
 HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
 """Host -> the paper's collective name for its suites."""
 
@@ -59,20 +59,20 @@ LIBERO_TORQUE_NOTE = (
 
 
 def torque_note(cells: Iterable[Summary]) -> str:
-    """Return the note on which joints can exceed their limit on LIBERO; empty if no cell judges torques there."""
+    """Return the note on which joints can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
     specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
     return LIBERO_TORQUE_NOTE if any(spec.spec_id == "joint_torque" and spec.active for spec in specs) else ""
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the group that contains `suite`: the host's for the paper's suites, else its own name."""
+    """Return the title of the group that contains `suite`: the host's title for the paper's suites, else `suite`."""
     benchmark = registry.benchmarks.get(suite or "")
     return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's suites of the group with this title, without auxiliary ones, and the names of each. Suite ->
-    the names of all suites with the same tasks, including its own; {} if the group is not the paper's.
+    """Return the paper's suites in the group with this title, without auxiliary ones, as a mapping: suite -> the names
+    of all suites with the same tasks, including itself. {} if the group is not one of the paper's.
     """
     names: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
@@ -84,20 +84,20 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Roster:
-    """Training kinds by policy, and the privileged, auxiliary and published policies."""
+    """What is known about policies: kinds of training by policy, and privileged, auxiliary and published policies."""
 
     training: Mapping[str, str] = field(default_factory=dict)
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """`paper:NAME` -> suite -> training, of published policies with rows next to those of the runs."""
+    """`paper:NAME` -> suite -> kind of training, for the published policies that tables show next to the runs."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether the cell is left out of means and bests: its policy is auxiliary, or its suite always is."""
+        """Return whether a cell is excluded from means and marks, because its policy or its suite is auxiliary."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if `training` or `auxiliary` names a policy without episodes, recorded or absent."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy without any episode, recorded or absent."""
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -108,8 +108,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: all but `noop`, published and privileged ones. If all but
-        `noop` saw privileged state, they compete with each other; `noop` competes only if it is alone.
+        """Return the policies that compete for the mark of the best: all except `noop`, published and privileged ones.
+        If all except `noop` are privileged, these compete with each other. `noop` competes only if it is alone.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -119,7 +119,7 @@ class Roster:
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        """Return the cell that names a policy; its detail lists what applies, such as `privileged state`."""
+        """Return the cell that names a policy; its detail lists facts about the policy, such as `privileged state`."""
         remarks = {
             "privileged state": self.is_privileged(policy),
             "does nothing": policy == NOOP,
@@ -129,7 +129,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
-        """Return the training kind of a policy, for a published one that of the suite; a dash without any."""
+        """Return the kind of a policy's training, by suite for a published policy; a dash if it is unknown."""
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -137,8 +137,8 @@ class Roster:
 def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite, and one for `aggregate` if given. Rows of
-    `privileged` policies say that they used simulator state which no real robot has.
+    """Return the table of headline numbers, with a row per policy × suite, and one for `aggregate` if there is one
+    policy with several rows. Rows of `privileged` policies say that they used state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
@@ -182,7 +182,7 @@ def _clean_note(cells: Iterable[Summary]) -> str:
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of the shares and means among successes and unsafe episodes, a row per cell."""
+    """Return the table of P[U|S] (unsafe among successes), VSI and VSI|U (among unsafe episodes), a row per cell."""
     return tabulate(
         "Unsafe successes and severity",
         cells,
@@ -200,9 +200,9 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of the share of judged episodes that violate each scored specification, a row per cell. A
-    specification that is inactive in every episode has a dash, never a zero. All cells must have the same
-    specifications; else raises `KeyError`. `title` is the group of suites.
+    """Return the table of violation rates: the share of judged episodes that violate each scored specification, a row
+    per cell. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` unless all
+    cells have the same specifications. `title` is the title of the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
@@ -245,8 +245,8 @@ def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
 
 def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     """Return the table of the violations of each specification in a cell. A specification that is inactive, vacuous or
-    without a verdict in every episode has dashes. `scored`: the safe tier; else diagnostics and alternate tiers, which
-    enter no headline number.
+    without a verdict in every episode has dashes. If `scored`, the specifications are those of the safe tier, else the
+    diagnostics and alternate limits, which do not affect headline numbers.
     """
 
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
@@ -290,8 +290,8 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of what the unsafe successes of each cell violated; shares of a cell add up to 100 %. A cell
-    without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
+    """Return the table of what each cell's unsafe successes violated; the shares in a cell add up to 100 %. A cell
+    without an unsafe success or without a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
     heads = (
         *map(text_column, ("Policy", "Suite")),
@@ -322,7 +322,7 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
         yield (*head, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
 
 
-# One row per policy, suites side by side with their mean (paper Tables 4 to 6)
+# Tables with one row per policy, and columns for suites and for their mean (paper Tables 4 to 6)
 
 LARGEST = "†"  # marks the largest SBU of a column, as in the paper
 Cells = Mapping[str, Summary]  # the cells of one policy by suite
@@ -330,7 +330,7 @@ Cells = Mapping[str, Summary]  # the cells of one policy by suite
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value; `competes`: it competes with the others in its column."""
+    """A cell with its exact value; if `competes`, it competes for the marks of its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -338,16 +338,16 @@ class ExactCell:
 
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
-    """Return the exact value of a proportion or a mean, or None."""
+    """Return the exact value of a proportion or a mean; None if there is no value."""
     if isinstance(number, Rate):
         return Fraction(number.count, number.n) if number.n else None
     return None if number.value is None else Fraction(number.value)
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval derived from theirs. A dash
-    unless every suite was run and judged and all values are known. Suites in which the metric is undefined, such as
-    P[U|S] without a success, are left out and counted; such a mean competes for no mark.
+    """Return the unweighted mean over suites, with its interval; for P[U|S] this is a mean of ratios. It is a dash if a
+    suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as P[U|S]
+    without a success, are excluded; the mean then shows how many suites it has and does not compete for marks.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
@@ -371,9 +371,9 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 
 
 def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
-    """Return the interval of the unweighted mean of several suites' numbers; None if one has no interval. Rates of
-    independent episodes use their counts. Others, such as printed rates with several possible counts, and means combine
-    their own intervals (MOVER).
+    """Return the interval of the unweighted mean of several suites' numbers; None if a number has no interval. If all
+    numbers are rates of independent episodes, the interval follows from their counts. Otherwise, as for means and for
+    printed rates with several possible counts, it combines the numbers' intervals (MOVER).
     """
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
@@ -383,8 +383,8 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5). One
-    row per policy; auxiliary cells are left out. `order` sorts the suites; others come last.
+    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5), a
+    row per policy. Auxiliary cells are left out. Suites are in the order of `order`; those not in it come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -453,8 +453,8 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
 def _marked_column(
     metric: Metric, head: Column, entries: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
-    """Return the column with the best in bold, and the largest SBU with a dagger, by exact values. With fewer than two
-    different competing values, none is marked.
+    """Return the column with marks by exact values: the best in bold, the largest SBU with a dagger. No cell is marked
+    unless at least two competing values differ.
     """
     rivals = {policy: entry.exact for policy, entry in entries.items() if policy in competing and entry.competes}
     ranked = {policy: exact for policy, exact in rivals.items() if exact is not None}
@@ -476,7 +476,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of the auxiliary cells, which are left out of every mean and mark (paper Table 6)."""
+    """Return the table of auxiliary cells (paper Table 6), which are excluded from every mean and mark of the best."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, outside every mean",

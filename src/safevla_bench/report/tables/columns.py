@@ -1,4 +1,4 @@
-"""Columns, cells and notes that builders share; reduction of tables to fewer columns or no intervals."""
+"""Columns, cells and notes that several tables share; functions that remove columns or intervals from tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values, depending on whether any VSI uses a bootstrap, and on starts."""
+    """Return the note on the intervals below values, according to the methods for VSI and for repeated starts."""
     every = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
     if any(rate.starts for cell in every for rate in cell.rates.values()):
@@ -37,26 +37,25 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
 
 
 def format_count(row: Summary) -> Cell:
-    """Return n, and the number of starts if it is smaller."""
+    """Return n, followed by the number of starts if that is smaller than n."""
     starts = row.rates[SR.key].starts
     return Cell(f"{row.n}, {count_noun(starts, 'start')}", row.n) if starts else Cell.count(row.n)
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
-    """Return the policy of a cell, or `UNNAMED` if the record names none."""
+    """Return the policy of a cell, or `UNNAMED` if the records name no policy."""
     return cell.policy or UNNAMED
 
 
 POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
 SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
-"""The policy and the suite of a row with the attributes `policy` and `suite`."""
+"""`POLICY` and `SUITE` are columns for rows with the attributes `policy` and `suite`."""
 COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary) else row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate in percent with its interval; a dash and a reason if the rate has no interval. The reason is the
-    rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another number of episodes, the
-    cell shows that number (`of`).
+    """Return a rate in percent with its interval. A rate without an interval gives a dash and a reason, `rate.unknown`
+    or else `why_none`. `n` is the number of episodes of the row; if the rate is over another number, the cell shows it.
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
@@ -64,8 +63,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value. A mean of one
-    episode, or without an interval, shows how few episodes there are instead. `n` is as in `rate_cell`.
+    """Return a mean with its interval; without a value, a dash and a reason as in `rate_cell`. A mean of one episode,
+    or of too few for an interval, shows their number instead. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
@@ -77,12 +76,12 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
 
 
 def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate as `rate_cell` does, or a mean as `mean_cell` does."""
+    """Return the cell of a rate by `rate_cell`, or of a mean by `mean_cell`."""
     return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
 
 def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
-    """Return a value of a metric in the metric's unit; a dash and its reason for None."""
+    """Return a value of a metric in the metric's unit; for None, a dash and the reason `why_none`."""
     return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
 
 
@@ -98,8 +97,8 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return a metric of a cell; a dash and the reason if there is no verdict or no value. The cell shows the number of
-    its episodes if a reader would assume another.
+    """Return a metric of a summary; a dash and the reason if it has no verdict or no value. The number of episodes is
+    shown if it differs from the one that the reader expects, such as n, or the number of successes for P[U|S].
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
@@ -111,12 +110,12 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
 
 
 def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
-    """Return a column of each metric, for rows that are summaries."""
+    """Return a column for each metric, for tables whose rows are summaries."""
     return tuple(Column(metric.heading, metric.meaning, partial(metric_cell, metric)) for metric in metrics)
 
 
 def why_no_safety(cell: Summary) -> str:
-    """Return why a cell without a judged episode has no rate of safety: no verdict, or no episode at all."""
+    """Return why a summary without a judged episode has no Safety: no verdict, or no episode at all."""
     return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
@@ -131,7 +130,7 @@ def limit_cell(spec: SpecColumn) -> Cell:
 
 
 def range_cell(counts: Iterable[int]) -> Cell:
-    """Return a count, or a range if the counts differ."""
+    """Return the only count, or the range of the counts if they differ."""
     ends = sorted(set(counts))
     return Cell.count(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
 
@@ -147,7 +146,7 @@ def lost_columns(
     cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row]
 ) -> Iterator[Column]:
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
-    `cells_of` returns the objects that a row counts, with the attributes of `Summary` of these names.
+    `cells_of` returns the objects behind a row, whose attributes `crashed`, `stopped` and `unjudged` are summed.
     """
 
     def count(row: object, kind: str) -> Cell:
@@ -159,7 +158,7 @@ def lost_columns(
 
 
 def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
-    """Yield the notes on lost episodes, with the reasons of those without a verdict."""
+    """Yield the notes on lost episodes, with the reasons why episodes have no verdict."""
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)
@@ -179,7 +178,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table without intervals and their notes. Reasons of dashes and notes on few episodes are kept."""
+    """Return the table without intervals and notes on intervals. Reasons of dashes and remarks on few episodes stay."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -188,9 +187,9 @@ def drop_intervals(table: Table) -> Table:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names. A name is that of a column, of its group, or
-    both; case and percent signs are ignored, and unknown names are skipped. The leading text columns, such as policy
-    and suite, are kept, and the counts of lost episodes, last.
+    """Return the table with the named columns, in the order of the names. A name may be that of a column, of a group,
+    or `GROUP COLUMN`. Case and percent signs are ignored, and unknown names are skipped. The leading text columns, such
+    as policy and suite, are kept as the first columns, and the counts of lost episodes as the last.
     """
     wanted = [_plain_name(name) for name in names]
     chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -201,8 +200,8 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Return the table without columns that have no value in any row, except the first column. A note names the removed
-    columns of numbers, with the reasons of their dashes.
+    """Return the table without the columns that have no value in any row; the first column is always kept. A note names
+    the removed columns of numbers, with the reasons of their dashes.
     """
     cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
@@ -222,7 +221,7 @@ def _keep_columns(table: Table, places: Sequence[int]) -> Table:
 
 
 def has_column(table: Table, name: str) -> bool:
-    """Return whether `name` is that of a column, of a group, or both, as in `select_columns`."""
+    """Return whether `select_columns` finds a column of this name."""
     return any(_plain_name(name) in _column_names(column) for column in table.columns)
 
 

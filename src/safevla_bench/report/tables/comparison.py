@@ -1,4 +1,4 @@
-"""Tables of a comparison: the differences with their tests, and the effects of changed suites."""
+"""Tables of a comparison: the differences between policies with tests, and the effects of changes to suites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 PRIMARY = "‡"  # marks the primary verdict
-# Maximum number of episodes named below a table; JSON has all.
+# Maximum number of episodes that a note below a table names; JSON has all.
 _MOST_EPISODES = 8
 
 
@@ -32,7 +32,7 @@ class _Row(NamedTuple):
 
 
 def difference_table(comparison: Comparison) -> Table:
-    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI."""
+    """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
     several, adjusted = len(comparison.policies) > 2, "adjusted for the pairs of policies"
     size, here, by_task = difference_columns(format_level(comparison))
     columns = (
@@ -57,7 +57,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return the columns of a difference and its intervals, for rows with a `metric` and a difference `of`."""
+    """Return the columns of a difference and its intervals; rows must have a `metric`, and the difference as `of`."""
     here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
@@ -67,7 +67,7 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
 
 
 def format_difference_ends(item: Difference, metric: Metric) -> str:
-    """Return the interval on these tasks; an end of 0 that is excluded is `above 0` or `below 0`."""
+    """Return a difference's interval on these tasks; an end at 0 that it does not include is `above 0` or `below 0`."""
     if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
         return format_ends(metric, item.ci)
     low, high = (metric.format(end) for end in item.ci)
@@ -75,7 +75,7 @@ def format_difference_ends(item: Difference, metric: Metric) -> str:
 
 
 def format_p_value(value: float | None) -> str:
-    """Return a p-value with three decimals, `below 0.001`, or a dash for None."""
+    """Return a p-value with three decimals, or `below 0.001`; for None, a dash."""
     return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
 
 
@@ -94,9 +94,9 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 
 
 def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
-    """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value. For SR and
-    clean success the word is `better`, for SBU `lower`. Results that hold only on these tasks say so, and those of a
-    metric that is not `primary` that they are exploratory.
+    """Return the verdict on a difference, such as `A safer`, `identical`, `undecided` or `no`; a dash if there is no
+    difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell says if
+    a result holds only on these tasks, and, unless the metric is `primary`, that it is exploratory.
     """
     words = {
         "identical": item.identical,
@@ -138,7 +138,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield what each filter changed, at what cost, and the episodes that it improved and worsened."""
+    """Yield sentences on each filter of actions: what it changed, the cost, and the episodes it improved or spoiled."""
     for item in comparison.interventions:
         steps = item.extra_steps
         cost = "" if steps is None else f" Where both succeed it takes {steps:+.1f} steps."
@@ -164,11 +164,11 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         yield f"With fewer than {needed} tasks the test by task cannot reject."
 
 
-# Effects of changed suites
+# Effects of changes to suites
 
 
 def describe_changes(report: ChangeReport) -> str:
-    """Return which changes affect SR or Safety, as far as the intervals establish it, then the controls."""
+    """Return as text which changes affect SR or Safety, as far as the intervals establish it, and then the controls."""
     moved = [
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
@@ -197,7 +197,7 @@ def _points(item: Difference, sign: int = 1) -> str:
 
 
 def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
-    """Return a row for each policy and change: the pairs, and the differences changed minus unchanged in points."""
+    """Return the table with a row for each policy and change: pairs, and changed minus unchanged in points."""
     columns = (
         text_column("Policy", lambda row: row.policy),
         text_column("Changed", lambda row: row.change),

@@ -1,4 +1,4 @@
-"""The answer of a comparison: sentences on the primary metric, then a block; and which policy to choose."""
+"""The answer of a comparison: sentences on the primary metric and a short table; and which policy to choose."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from safevla_bench.report.tables.comparison import format_level, format_p_value,
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval, shorten_name, shorten_names
 
-SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics of the block, if all are compared
+SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics in the short table if all metrics were compared
 # Maximum number of pairs of policies that a sentence names; the rest are counted.
 _MOST_NAMED = 3
 _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return the result for the primary metric, pooled: on these tasks, and on similar tasks. If no metric is known
-    over all suites, the first suite that has one is used.
+    """Return the result for the primary metric as text, over all suites pooled: for these tasks, and for similar tasks.
+    If no metric is known over all suites, the result is for the first suite with a metric.
     """
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
@@ -99,8 +99,8 @@ def _pair_sentences(
 
 
 def _success_clause(item: Difference, success: Difference | None) -> str:
-    """Return the difference in SR with its interval, for the policy that the sentence is about. It is called more or
-    less successful only by a verdict, which episodes without a value could not change.
+    """Return the difference in SR with its interval, from the viewpoint of the policy that the sentence is about. The
+    text says that it is more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
@@ -186,8 +186,8 @@ def _count_pairs(item: Difference, comparison: Comparison) -> str:
 
 
 def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
-    """Return an interval of the difference, as an advantage of the better policy; "" without one. If it contains 0,
-    `pattern` says at each end which policy has the advantage.
+    """Return an interval of the difference, as an advantage of the better policy; "" if there is no interval. If it
+    contains 0, each end has the form `pattern`, which names the policy with the advantage.
     """
     if ends is None:
         return ""
@@ -202,7 +202,7 @@ def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = 
     return " to ".join(texts)
 
 
-# Several policies, and what also applies to two
+# Several policies, and caveats for two or more
 
 
 def _several_sentences(
@@ -245,16 +245,16 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
 
-# The block
+# The short table
 
 
 def scope_tables(comparison: Comparison) -> list[Table]:
-    """Return a block of all metrics for each suite, and last for all pooled."""
+    """Return a short table of all compared metrics for each suite, and last one for all suites pooled."""
     return [_scope_table(comparison, scope, scope.metrics) for scope in comparison.scopes if scope.metrics]
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the block below the sentence, with its scope: Safety, SR, clean success and VSI."""
+    """Return the short table of Safety, SR, clean success and VSI that is shown below `describe_comparison`."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
@@ -284,7 +284,7 @@ def _scope_table(
 
 
 def format_ranks(ranks: tuple[int, int] | None) -> str:
-    """Return `2`, or `1–3` if several ranks are possible; a dash for None."""
+    """Return a rank as text, such as `2`, or `1–3` if several ranks are possible; a dash for None."""
     return NO_VALUE if ranks is None else "–".join(str(end) for end in dict.fromkeys(ranks))
 
 
@@ -340,7 +340,7 @@ _WORDS = {"passed": "established", "failed": "excluded", "undecided": "not estab
 
 
 def describe_selection(selection: Selection) -> str:
-    """Return the choice with its corrected intervals, its conditions, and its comparison with the runner-up."""
+    """Return the choice as text, with corrected intervals, verdicts on conditions, and comparison to the runner-up."""
     metric, first = METRICS[selection.metric], selection.candidates[0]
     conditions = [
         f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_WORDS[row.verdict]}"
@@ -382,7 +382,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return a sentence on what more episodes would settle, with a trailing space; "" if there is none."""
+    """Return a sentence on what more episodes would decide, with a trailing space; "" if there is nothing to say."""
     first, steps = selection.candidates[0], []
     if selection.chosen is not None:
         steps += [
@@ -399,7 +399,7 @@ def describe_next(selection: Selection) -> str:
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
-    """Return the candidates, best first, each with its intervals and the verdict on each condition."""
+    """Return the table of candidates, the best first, with intervals and with the verdict on each condition."""
     metric = METRICS[selection.metric]
     columns = [
         text_column("Policy", lambda row: Cell(row.policy, mark="*" * (row.policy == selection.chosen))),

@@ -1,4 +1,4 @@
-"""Tables of single episodes: their list, an explanation, answers to a formula, foreign results, and replays."""
+"""Tables with a row per episode or clause: episodes, an explanation, answers to a formula, foreign results, replays."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 def episode_list_table(
     selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
-    """Return the table of the first `most` (None = all) of the rows selected from `total` episodes. `spec_id` is the
-    only specification they are about. There is a column of policies if the rows have several, and one of bodies if any
-    row has them computed.
+    """Return the table of the first `most` rows (None = all) of those that were selected from `total` episodes. With
+    `spec_id`, the rows are about this specification only. There is a column of policies if the rows have several
+    policies, and a column of bodies if these were computed for any row.
     """
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
@@ -94,7 +94,7 @@ def _count_kinds(rows: Sequence[ListedEpisode]) -> str:
 
 
 def _format_safe(row: ListedEpisode) -> str:
-    if row.episode.success is None:  # it left no record
+    if row.episode.success is None:  # the episode left no record
         return NO_VALUE
     return NO_VERDICT if row.episode.safe is None else "yes" if row.episode.safe else "no"
 
@@ -112,7 +112,7 @@ def _format_first_time(row: ListedEpisode) -> str:
 
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
-    """Return the table of satisfied clauses: closest value to the limit, limit, margin, and the value's time [s]."""
+    """Return the table of satisfied clauses: the value nearest to the limit, the limit, the margin, the time [s]."""
     return tabulate(
         "Kept",
         clauses,
@@ -125,7 +125,7 @@ def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
 
 
 def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
-    """Return the table of scored specifications without a verdict, vacuous ones first, with reasons."""
+    """Return the table of scored specifications without a verdict, with reasons; vacuous ones are first."""
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
@@ -144,8 +144,8 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
-    """Return the table of the answers to a formula, a row per answer, with the count of each verdict in its title.
-    There is a column of policies if the answers have several.
+    """Return the table of the answers to a formula, a row per answer. The title has the count of each verdict. There is
+    a column of policies if the answers have several.
     """
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
@@ -191,8 +191,8 @@ NOT_RECORDED = "not recorded"
 
 
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
-    """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
-    Episodes with unknown success are errors and not counted in n. `source` ends the title.
+    """Return the table of SR by suite and task, with each suite's total first; Safety, SBU and VSI are dashes, never
+    zero. Episodes with unknown success count as errors, not in n. `source` is at the end of the title.
     """
     groups: dict[tuple[str, str], list[bool | None]] = {}
     for suite in dict.fromkeys(episode.suite for episode in results.episodes):
@@ -219,7 +219,7 @@ _Replay = Mapping[str, Any]
 
 
 def replay_table(batch: Batch) -> Table | None:
-    """Return the table of how far each replay diverges from its recording; None if no episode is a replay."""
+    """Return the table of how far each replay diverges from the recorded episode; None if no episode is a replay."""
     of_all = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
     rows = [(header, replay, diverged) for header, replay, diverged in of_all if replay]
     if not rows:

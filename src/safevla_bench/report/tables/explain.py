@@ -1,4 +1,4 @@
-"""Tables of what the records show: bodies behind violations, times of violations, and foreign labels."""
+"""Tables computed from records: bodies behind violations, times of violations, agreement with simulators' labels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _KindRow:
 
 
 def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of the bodies in violations; without rows it says so. `cells` summarize the scores."""
+    """Return the table of the bodies in violations; a note says so if there are none. `cells` summarize `scores`."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
@@ -80,7 +80,7 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
-    """Return the kind of a body, or of both bodies of a pair: `gripper – furniture`."""
+    """Return as text the kind of a body, or the kinds of a pair of bodies: `gripper – furniture`."""
     return " – ".join(kinds)
 
 
@@ -99,7 +99,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return a row for each cell, for any limit, then one for each specification that some episode of it violated."""
+    """Return the table with rows for each cell: one for any limit, then one for each violated specification."""
     rows = [
         _Subset(cell.policy, cell.suite, limit)
         for cell in cells
@@ -126,12 +126,12 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
 # Time to violation
 
 
-# The times that the table shows, as shares of the longest episode.
+# The times in columns of the table, as shares of the duration of the longest episode.
 _SHARES = (0.25, 0.5)
 
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
-    """Return a row for each cell and scored specification that was violated or nearly so, and for any of them."""
+    """Return the table with rows for each cell: scored specifications with a violation or near miss, then any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
     near = f"kept by less than {format_compact(100 * exposure.NEAR)} % of the limit"
@@ -173,11 +173,11 @@ def _ended_cell(end: int, row: _Subset) -> Cell:
     return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 
-# Others' labels
+# Labels that a simulator assigned
 
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
-    """Return the confusion table of each label with any clause, and with each that applies."""
+    """Return the confusion table of each label with our verdicts on any clause and on each clause that applies."""
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
@@ -208,7 +208,7 @@ def _kappa_cell(row: Agreement) -> Cell:
 
 
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
-    """Return the episodes that a label and our verdict classify differently, with both classifications."""
+    """Return the table of the episodes for which a label and our verdict differ, with both of them."""
     return tabulate(
         "Episodes of disagreement",
         rows,

@@ -1,4 +1,4 @@
-"""Firmness of verdicts under varied physics: the answer, clauses, variations and fragile episodes."""
+"""Text and tables on whether verdicts hold under varied physics, and on replays without a presumed cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return whether the violation disappeared without the cause, and whether the replay still follows the record."""
+    """Return as text whether a replay without the cause has no violation, and whether it still follows the record."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
@@ -36,7 +36,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of the specifications with a verdict on either side, and when each is first violated."""
+    """Return the table of specifications with a verdict in record or replay: margins, and times of first violation."""
     sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
@@ -62,7 +62,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return Safety of each policy with the fragile episodes counted either way, and the number of each mark."""
+    """Return as text each policy's Safety, its range if fragile episodes were unsafe or safe, and counts of marks."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -79,7 +79,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return the tables of clauses, by suite if `full`, and of the episodes whose verdict is not firm."""
+    """Return the table of clauses, by suite if `full`, and that of episodes whose verdict is not firm, if any."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
@@ -100,7 +100,7 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
 def clause_table(
     file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
 ) -> Table:
-    """Return the table of clauses: verdicts compared, flipped and off the path, and robustness's spread by limit."""
+    """Return the table of clauses: numbers of firm, fragile and censored verdicts, and the spread of robustness."""
     columns = {spec.spec_id: spec for spec in specs}
     missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
     failed = sum(bool(row.obstacle) for row in file.replays)

@@ -1,4 +1,4 @@
-"""Notices next to the numbers: what was not scored and why, limits that doing nothing violates, outcomes of gates."""
+"""Notices next to the numbers: what was not scored and why, limits violated by doing nothing, outcomes of gates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from safevla_bench.version import __version__
 _NO_LOSS = LostEpisodes()
 
 
-# What, where, why, and the number of episodes; None = unknown.
+# A row of the table: what, where, why, and the number of episodes, None = unknown.
 _Exclusion = tuple[str, str, str, int | None]
 
 
@@ -49,9 +49,9 @@ def exclusion_table(
     damage: LostEpisodes = _NO_LOSS,
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
-    """Return the table of what was not scored and why: lost episodes, damage, invalid episodes, then inactive and
-    vacuous specifications. `describe` returns the reason why a specification is inactive in a suite. Absent episodes
-    show the last line of their reason; `skipped` are the problems of invalid ones.
+    """Return the table of what was not scored and why: lost episodes, damaged files, invalid episodes, then inactive
+    and vacuous specifications. `absent` are episodes without a record, `skipped` the problems of invalid episodes.
+    `describe` turns a reason of inactivity and a suite into text.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
@@ -82,7 +82,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
-# Maximum number of invalid or damaged episodes that are named; the rest are counted.
+# Maximum number of invalid or damaged episodes that are named; the others are counted.
 _MOST_NAMED = 20
 
 
@@ -110,11 +110,11 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
 _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
 
 
-# Limits that doing nothing violates
+# Limits violated by doing nothing
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return a warning on the limits that `noop` violates and one on the goals that it reaches, if any."""
+    """Return a warning if the policy `noop` violates limits, and one if it reaches goals."""
     warnings = []
     if baseline.floors:
         warnings.append(
@@ -134,7 +134,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Return the table of a row per gate outcome, in the report's order; `remarks` are added to its notes."""
+    """Return the table with a row per outcome of a gate, in the report's order; `remarks` are added to the notes."""
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
@@ -151,12 +151,12 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
 
 
-# Maximum number of outcomes in the first sentence; the rest are counted.
+# Maximum number of outcomes that the sentence describes; the others are counted.
 _MOST_DECIDING = 3
 
 
 def describe_gates(checked: GateReport) -> str:
-    """Return the verdict as a sentence: the failed outcomes, else the undecided ones, else that all hold."""
+    """Return the verdict as a sentence, with the failed outcomes, or else the undecided ones, or else that all hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         several = f"all {len(deciding)} gates hold"
@@ -186,7 +186,7 @@ def _gate_name(outcome: GateOutcome) -> str:
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
 
-    It contains no times, so that the same report gives the same bytes.
+    The XML contains no times, so the same report gives the same bytes.
     """
     facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
     facts += [("note", note) for note in checked.notes]
@@ -202,14 +202,14 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 _Cells = Collection[tuple[str | None, str]]
-# A backslash keeps these from forming a link, `[text](address)`, in a message (SARIF 2.1.0, section 3.11.6).
+# These need a backslash, or they may form a link `[text](address)` in a message (SARIF 2.1.0, section 3.11.6).
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _Cells]] = ()) -> bytes:
-    """Return SARIF 2.1.0 with a result per outcome that is failed (error) or undecided (`open`): GitHub's code scanning
-    takes every result for a problem. `files` are the addresses of what was judged, relative to the working folder, each
-    with its pairs of policy and suite; a result names those that have episodes of it.
+    """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes give
+    none, since GitHub's code scanning shows every result as a problem. `files` are the addresses of what was judged,
+    relative to the working folder, with their pairs of policy and suite; a result lists the files it is about.
     """
     kinds = {"failed": ("fail", "error"), "undecided": ("open", "none")}
     start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}

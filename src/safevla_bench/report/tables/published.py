@@ -1,4 +1,4 @@
-"""The paper's printed results next to results from here, unpaired and without verdicts."""
+"""Tables with the paper's printed results next to measured results, which are not paired and get no verdicts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from safevla_bench.text import format_fixed
 
 PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
-"""Keys of the metrics in which a policy is compared with a published one."""
+"""The metrics in which a policy is compared with a published policy."""
 _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
 
 
 def paper_policies() -> dict[str, dict[str, str]]:
-    """Return `paper:NAME` -> suite -> how it was trained, "" if that is not printed, in the paper's order."""
+    """Return `paper:NAME` -> suite -> kind of training ("" if not printed) for the paper's policies, in its order."""
     policies: dict[str, dict[str, str]] = {}
     for cell in load_published(PAPER).cells:
         policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
@@ -42,8 +42,8 @@ def paper_policies() -> dict[str, dict[str, str]]:
 
 
 def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list[Summary]:
-    """Return the paper's cells of these policies and suites, with the specifications of `cells` if it prints
-    violations.
+    """Return the paper's results for these policies on the suites of `cells`, as summaries. If the paper prints
+    violations, the summaries have the specifications of `cells`.
     """
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
@@ -93,7 +93,7 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return the origin of printed numbers among the cells, and why they are not comparable; () without any."""
+    """Return the source of the published cells among `cells`, and why they are not comparable; () if there are none."""
     keys = {(cell.policy, cell.suite) for cell in cells}
     rows = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in keys]
     if not rows:
@@ -109,7 +109,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return which of the cells have only some of the tasks of a suite of the paper; () if none does."""
+    """Return a warning that names the cells with only some tasks of one of the paper's suites; () if none has."""
     ran: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
@@ -124,26 +124,26 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     return (f"Fewer tasks than the paper's: {', '.join(parts)}.",) if parts else ()
 
 
-# A policy and one of the paper's
+# Comparison of a policy with one of the paper's policies
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDifference:
-    """A rate from here and the published one, in percent: of one suite, or the unweighted mean over several."""
+    """A measured and a published rate in percent, each of one suite or an unweighted mean over several suites."""
 
     suites: tuple[str, ...]
     metric: Metric
     here: Cell
     published: Cell
-    difference: Cell  # here minus published, with the interval of independent samples (MOVER)
-    episodes: tuple[int, int]  # numbers of episodes of the two rates; 0 if unknown
+    difference: Cell  # `here` minus `published`, with an interval for independent samples (MOVER)
+    episodes: tuple[int, int]  # numbers of episodes of `here` and `published`; 0 = unknown
 
     @property
     def place(self) -> str:
         return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
 
     def to_document(self) -> dict[str, object]:
-        """Return the row for JSON, rates as shares of 1; null if a number is unknown."""
+        """Return the row for JSON, with rates as shares of 1 and None for unknown numbers."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         values = {name: {"value": _share(cell.value), "ci": cell.interval and [*map(_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -172,7 +172,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A policy and one of the paper's, every metric of each group of suites: unpaired, without a verdict."""
+    """A comparison of a policy with one of the paper's: every metric in each group of suites, without a verdict."""
 
     policy: str
     paper: str
@@ -195,12 +195,12 @@ def compare_published(
     """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites of both.
 
     Args:
-        groups: the policy's cells, in groups of suites that have a mean.
+        groups: the policy's cells, in groups of suites over which means are taken.
         name: `paper:NAME`.
-        warn: returns warnings for numbers of these cells, the policy's and the paper's.
+        warn: returns the warnings for numbers from the given cells; called with the cells of both policies.
 
     Raises:
-        RunError: the paper has no such policy, or none of the suites.
+        RunError: the paper has no such policy, or has it on none of the suites.
     """
     printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
     rows: list[PublishedDifference] = []
@@ -219,7 +219,7 @@ def compare_published(
 
 
 def describe_published(compared: PublishedComparison) -> str:
-    """Return the answer: the first metric in each group of suites, both rates, and their difference."""
+    """Return the answer as text: for each group of suites, both rates of the first metric and their difference."""
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other starts, no pairs."])
 
@@ -235,7 +235,7 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
 
 
 def published_table(compared: PublishedComparison) -> Table:
-    """Return the table of both rates and their difference by group of suites and metric."""
+    """Return the table of both rates and their difference, a row per group of suites and metric."""
     return tabulate(
         f"{compared.policy} and {compared.paper}, as published",
         compared.rows,

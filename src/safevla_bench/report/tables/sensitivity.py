@@ -1,4 +1,4 @@
-"""Sensitivity to thresholds and readings: how far Safety moves, the paper's Table 9 by host, and the ranking."""
+"""Text and tables on sensitivity to thresholds and to readings of the paper: Safety, means by host, the ranking."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from safevla_bench.sensitivity.curves import (
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-# Maximum number of policies in a sentence; the others are in the table.
+# Maximum number of policies that the text describes; the others are only in the table.
 _MOST_NAMED = 3
 _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
-# Safety of each policy, all suites pooled: the answer
+# The answer: Safety of each policy, with all suites pooled
 
 
 def _pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
@@ -54,7 +54,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return how far Safety moves under the variants, per policy, and whether a pair is shown to change order."""
+    """Return as text how far each policy's Safety moves under the variants, and which pairs are shown to swap order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     shown = dict(moving_first[:_MOST_NAMED])
@@ -91,7 +91,7 @@ def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Itera
 
 
 def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
-    """Return Safety under each variant, a column per policy, all suites pooled."""
+    """Return the table of Safety under each variant, with a column per policy and all suites pooled."""
     names = [variant.name for variant in ablation.variants]
     return _pooled_table(title, names, _pool_curves(ablation), ablation.warnings)
 
@@ -113,7 +113,7 @@ class _CellPoint(NamedTuple):
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
-    changes: VerdictChanges  # from those of the first reading
+    changes: VerdictChanges  # changes from the verdicts of the first reading
 
 
 _NO_CHANGES = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
@@ -155,8 +155,8 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, preceded by the library's own. `as_it_stands`: curves of
-    the same scores with one point, the library's.
+    """Return a sweep as variants named by their thresholds, preceded by the library's threshold. `as_it_stands` has a
+    curve for each curve of the sweep, whose only point is at the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -177,7 +177,7 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
 
 
 def reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
+    """Return the table with a row per cell and reading, and counts of verdicts that differ from the first reading."""
     return tabulate(
         "Readings of the paper",
         [
@@ -212,7 +212,7 @@ def _format_differences(row: _CellPoint) -> str:
 
 
 def describe_readings(comparison: ReadingComparison) -> str:
-    """Return under which readings verdicts change."""
+    """Return as text under which readings of the paper verdicts change."""
     changed = {
         name: sum(cell.points[k].changes.changed for cell in comparison.cells)
         for k, name in enumerate(comparison.readings)
@@ -225,7 +225,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return Safety under each reading except prose depth, which changes no verdict; a column per policy."""
+    """Return the table of Safety under each reading that can change verdicts (all but prose depth), by policy."""
     places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
     names = [comparison.readings[k] for k in places]
@@ -236,7 +236,7 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 
 
 def ranking_table(ranking: RankingSensitivity) -> Table:
-    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair."""
+    """Return the table of differences in Safety, with a row per variant of the thresholds and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
     count = len(ranking.variants)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
@@ -274,32 +274,32 @@ def _order_cell(row: _Ranked) -> Cell:
 
 
 AUXILIARY = "auxiliary entries"
-# Key of a metric -> its value, a share of 1 or a severity, or None.
+# Key of a metric -> value of the metric (a share of 1, or a severity), None = unknown.
 _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """The cells of a host under one variant: the exact mean of each metric, and its number of cells."""
+    """The means over a host's cells under one variant: by metric key, the exact mean and the number of cells in it."""
 
     name: str
     mean: _Numbers
     cells: Mapping[str, int]
-    paper: _Numbers | None  # the paper's row of this host, if it prints one
+    paper: _Numbers | None  # the paper's row for this host and variant; None = not printed
 
 
 class HostMean(msgspec.Struct, frozen=True, kw_only=True):
-    """The cells that are averaged together: of one host, of one suite that is not the paper's, or auxiliary ones."""
+    """The means over the cells of one host, of one suite that is not in the paper, or of all auxiliary entries."""
 
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # the paper's suites of this host without a cell
+    missing_suites: tuple[str, ...]  # those of the paper's suites of this host that have no cell
     variants: tuple[VariantMean, ...]
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
-    """Return the means of each host, in order of first appearance, auxiliary entries last. The policy that does nothing
-    is left out, and so is a suite that is not the paper's with a single cell.
+    """Return the means of each host, in order of first appearance, with auxiliary entries last. The policy `noop` is
+    left out, and so is a suite with a single cell that is not in the paper.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
@@ -346,7 +346,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
 
 
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
-    """Return the table of means, a row per host and variant, next to the paper's Table 9 if it has a row."""
+    """Return the table of means, a row per host and variant, next to the numbers of the paper's Table 9, if any."""
     return tabulate(
         "Means of each host next to the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],

@@ -1,4 +1,4 @@
-"""Series of runs, such as checkpoints: a table, and text derived from the intervals of gains over the first."""
+"""A table and text on series of runs, such as checkpoints; the text follows from gains over the first run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Run = tuple[SeriesCurve, SeriesPoint]
 
 
 def series_table(compared: SeriesComparison) -> Table:
-    """Return the table of runs in the order of their labels: numbers with intervals, and gains over the first."""
+    """Return the table of runs in the order of their labels: metrics with intervals, and gains over the first run."""
     several = any(compared.series)
     rows = [(curve, point) for curve in compared.curves for point in curve.points]
     bootstrap = any(has_bootstrap(point) for _, point in rows)
@@ -39,7 +39,7 @@ def series_table(compared: SeriesComparison) -> Table:
 
 
 def has_bootstrap(point: SeriesPoint) -> bool:
-    """Return whether the interval of the run's mean severity is a percentile bootstrap."""
+    """Return whether the interval of the run's VSI is a percentile bootstrap."""
     number = point.numbers[VSI]
     return isinstance(number, Mean) and number.bootstrap
 
@@ -74,7 +74,7 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 
 def describe_series(compared: SeriesComparison) -> list[str]:
-    """Return a paragraph per series and suite on what rises first, as far as the gains' intervals show it."""
+    """Return a paragraph per series and suite on whether success or Safety rises first, as far as intervals show it."""
     paragraphs = []
     for curve in compared.curves:
         series = curve.series if len(compared.series) > 1 else ""
@@ -103,7 +103,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
 
 
 def describe_trends(trends: Sequence[Trend]) -> list[str]:
-    """Return a sentence on which of success and Safety rises or falls with the order; [] without a test."""
+    """Return a sentence on whether success and Safety rise or fall along the series; [] if that was not tested."""
     if not trends:
         return []
     parts = []
@@ -121,7 +121,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints {', '.join(parts)}: Page's test, {tested}{left_out}."]
 
 
-# A metric and its name, and the other metric and its name.
+# A metric and its name, then the metric that it may rise ahead of, and the name of that metric.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 

@@ -1,7 +1,7 @@
-"""A table as a value: its cells, its columns, and how rows become a table.
+"""A table as a value, with cells and columns, and functions that build a table from rows.
 
-A cell keeps the number behind its text, so that tables sort and export exactly. A dash replaces a missing value, and
-the cell says why it is missing. A dash never means zero.
+A cell keeps the number behind its text, so that tables can be sorted and exported exactly. A dash replaces a missing
+value, and the cell says why the value is missing. A dash never means zero.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_int
 
 Emphasis = Literal["", "best", "bad", "total"]
 _Writer = Callable[[float], str]
-UNNAMED = "(unnamed)"  # the policy of a record that names none
+UNNAMED = "(unnamed)"  # name of the policy for records that name no policy
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A printed text; `value` is the number behind it, in the unit of the column. `detail` is its interval, or why
-    there is no value. `interval` holds the interval's ends as numbers. `mark` follows the text, such as a dagger.
+    """A printed text. `value` is the number behind it, in the unit of the column. `detail` is the interval as text, a
+    remark, or why there is no value; `interval` has the ends as numbers. `mark`, such as a dagger, follows the text.
     """
 
     text: str
@@ -33,11 +33,11 @@ class Cell:
     emphasis: Emphasis = ""
     mark: str = ""
     interval: Bounds | None = None
-    of: int | None = None  # number of episodes of the value, if it is not the n of its row
+    of: int | None = None  # number of episodes behind the value, if it differs from the n of the row
 
     @property
     def below(self) -> str:
-        """The line below the text: the detail, and `n = …` if `of` is given."""
+        """The line below the text: the detail, followed by `n = …` if `of` is given."""
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
     @classmethod
@@ -50,7 +50,7 @@ class Cell:
 
     @classmethod
     def fault(cls, number: int) -> Cell:
-        """Return a count that is bad unless it is 0."""
+        """Return a count with the emphasis `bad` unless it is 0."""
         return cls.count(number, "bad" if number else "")
 
     @classmethod
@@ -67,7 +67,7 @@ class Cell:
     def estimate(
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a value, and its interval if there is one below it, all times `scale`; a dash for None."""
+        """Return a value, with its interval `ends` below if that is given, all times `scale`; a dash for None."""
         if value is None:
             return cls.dash()
         text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""
@@ -76,9 +76,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading; `numeric` columns are right-aligned and never wrapped. `meaning` explains a short name. Adjacent
-    columns of one `group` share a heading above theirs. `value` returns the cell of a row, or its text or number; it is
-    absent in a finished table.
+    """A column of a table. `meaning` explains a short name. `value` returns the cell of a row, or its text or count; it
+    is None in a finished table. Adjacent columns with the same `group` share a heading above their names. `numeric`
+    columns are aligned right and never wrapped.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Column:
 
     @property
     def full(self) -> str:
-        """`group name`, or only the name without a group, for formats with one line of headings."""
+        """`GROUP NAME`, or the name if there is no group, for formats with only one line of headings."""
         return f"{self.group} {self.name}".strip()
 
     def cell(self, row: object) -> Cell:
@@ -107,9 +107,9 @@ def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with as many cells as there are columns; the first column names the row. `name` is the name of a file with
-    only this table. `notes` explain it if there is room. `remarks` are warnings about its numbers, and part of every
-    form.
+    """Rows with a cell for each column; the first column names the row. `name` is the name of a file with only this
+    table. `notes` explain the table and may be omitted for space. `remarks` are warnings about its numbers, and are
+    part of every format.
     """
 
     title: str
@@ -133,8 +133,8 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table with a row for each of `rows`, whose cells the columns make. Columns that are None and empty
-    notes are left out; the note `dash` is added if any cell is a dash.
+    """Return the table with a row for each object in `rows`, of which each column makes a cell. Columns that are None
+    and empty notes are left out; the note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
     cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
@@ -144,18 +144,18 @@ def tabulate(
 
 
 def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
-    """Return the table with the non-empty notes appended, and last `dash` if any cell is a dash."""
+    """Return the table with the non-empty notes appended, and then the note `dash` if any cell is a dash."""
     dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if dashed else ""))))
 
 
 def table_file_name(kind: str, title: str) -> str:
-    """Return `kind title` as a safe file name of lower-case letters, digits, `_` and `-`, at most 80 characters. The
-    title may be the name of a suite in a foreign record.
+    """Return `kind title` as a safe file name of at most 80 characters: lower-case letters, digits, `_` and `-`. This
+    is needed because the title may be any name of a suite from a record.
     """
     return re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower()).strip("-")[:80]
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return the name ("" for none) and number of columns of each run of columns in one group."""
+    """Return for each run of adjacent columns of one group the group ("" = none) and the number of columns."""
     return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]

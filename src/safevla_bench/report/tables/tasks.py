@@ -1,4 +1,4 @@
-"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), and the effect of tags."""
+"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), effect of the registry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Task = tuple[str, str]  # benchmark and task id
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of SR, Safety and SBU by policy, suite and task, each suite's total below."""
+    """Return the table of SR, Safety and SBU by policy, suite and task, with each suite's total below its tasks."""
     return tabulate(
         "Results by task",
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
@@ -60,7 +60,7 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
     """Return the table of how many scored specifications apply to each task according to the registry. Raises the
-    errors of `Registry.task_tags`, `UnknownTaskError` and `RegistryError`.
+    errors of `Registry.task_tags`: `UnknownTaskError` and `RegistryError`.
     """
     return tabulate(
         "Specifications that apply to each task",
@@ -83,7 +83,7 @@ def _active_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
 
 
 def template_name(registry: Registry, task: Task) -> str:
-    """Return the template of a task, else its components."""
+    """Return the template of a task; for a task without a template, its components."""
     return registry.find_entry(*task).mechanism
 
 
@@ -102,11 +102,11 @@ class _Effect:
 
 
 def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
-    """Return the table of violations in successes by template and specification, with the registry and without.
+    """Return the table of violations in successes by template and specification, with and without the registry.
 
-    Without it, every specification whose signals the record has is judged. Tilt in the body's frame is shown next to
-    tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must have the same episodes in
-    the same order; the ruleset is that of `on`. Raises the errors of `Registry.find_entry`.
+    `on` are scores with the registry, by `ruleset`. `off` are scores of the same episodes, in the same order, without
+    the registry: every specification is judged whose signals the record has. Tilt in the body's frame, replaced by tilt
+    in the world's frame, is shown but not in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
