@@ -86,7 +86,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False  # verdicts ignore episodes without a value, although these could change them
+    allow_crashed: bool = False  # verdicts ignore that episodes without a value could change them
     across_seeds: bool = False  # each pair is an initial state, whose value is the mean over its seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
-# One suite, or all
+# The comparison in one scope
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_established(self) -> bool:
-        """True if the whole intervals satisfy all conditions."""
+        """True if the whole interval of each condition's metric satisfies the condition."""
         return all(row.verdict == "passed" for row in self.conditions)
 
 
@@ -182,7 +182,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     each_confidence: float
     candidates: tuple[Candidate, ...]
     chosen: str | None
-    is_established: bool  # True if all conditions of the chosen one are established
+    is_established: bool  # True if all conditions of the chosen policy are established
     comparison: Comparison | None = None
     unpaired: str = ""
     episodes: int | None = None

@@ -82,7 +82,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better_by_task: str | None = None  # the policy that is better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but episodes without a value could change that."""
-    undecided_by_task: bool = False  # the same for tasks like these
+    undecided_by_task: bool = False  # `undecided` for tasks like these
     no_verdict: str = ""  # why there is no verdict on these tasks, regardless of the p-value; "" if there may be one
     tasks_needed: int | None = None
     """The smallest number of tasks with which the test by task can be significant; null if there are that many."""
@@ -447,7 +447,7 @@ _LADDER = np.linspace(0.0, 4.4, 23)
 
 
 class _BoundedMeans:
-    """Gaffke's intervals of policies' means over tasks of equal weight, and the differences of two means (MOVER)."""
+    """Gaffke's intervals of policies' means over tasks of equal weight, and intervals of their differences (MOVER)."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
@@ -469,7 +469,7 @@ class _BoundedMeans:
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
             )
             for k in (0, 1)
-        )  # each [Q, 3, L]: the mean, and its distance from either end
+        )  # each [Q, 3, L]: the mean, and its distances from the two ends of each of L intervals
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
         reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])

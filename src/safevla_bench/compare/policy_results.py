@@ -344,7 +344,7 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     for result in results:
         for suite, versions in result.simulator_by_suite.items():
             own = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
-            known = cells.setdefault((result.name, suite), {})  # of the same policy in another source
+            known = cells.setdefault((result.name, suite), {})  # another source may have the same policy and suite
             for package, numbers in {**versions, "results-version": tuple(sorted(map(str, own - {None})))}.items():
                 known[package] = tuple(dict.fromkeys((*known.get(package, ()), *numbers)))
     return cells

@@ -472,7 +472,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         if name in turns:
-            signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # never -0.0
+            signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # turns -0.0 into 0.0
         else:
             signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
     count, windows = len(shapes) * max(len(rows), 1), syntax.bounded_windows(formula)

@@ -644,7 +644,7 @@ def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
     58 (1963) 216-230.
     """
     columns = values.shape[1]
-    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # relative to their mean, ties averaged
+    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # minus their mean; ties averaged
     ranks = ranks[(ranks != 0).any(axis=1)]
     places = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ places).sum()), np.random.Generator(np.random.PCG64(0))
