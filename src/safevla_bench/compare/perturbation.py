@@ -200,7 +200,7 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     successes_gained: int
     clean: tuple[int, int]  # numbers of clean successes without the filter, and with it
     extra_steps: float | None
-    """mean number of steps that the filter adds over pairs with two successes; None without such pairs"""
+    """Mean number of steps that the filter adds over pairs with two successes; None without such pairs"""
     saved: tuple[str, ...]  # episodes that are unsafe without the filter, and safe with it
     spoiled: tuple[str, ...]  # episodes that succeed without the filter, and fail with it
 
