@@ -511,9 +511,7 @@ def least_tasks(confidence: float) -> int:
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None if there is no interval, or if its ends are equal: zero spread proves
-    nothing.
-    """
+    """Return the two ends of an interval; None for None, or if the ends are equal, as zero spread proves nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

@@ -51,8 +51,7 @@ class PairedResults:
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The planned episodes, [K]: first those that some policy finished, in the order of the results, then the
-    others."""
+    """The planned episodes, [K]: those that some policy finished, in the order of the results, then the others."""
     places: Ints  # index of each planned episode in the results of each policy, -1 = not finished by it, [P, K]
     is_planned: Bools  # True if the policy planned the episode; always true unless initial states are paired, [P, K]
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
@@ -74,8 +73,7 @@ class PairedResults:
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
         """Return which planned episodes all of these policies (by number; None = all) finished, [K].
 
-        If initial states are paired, a policy that finished one episode of a state counts as having finished all of
-        them.
+        If initial states are paired, a policy that finished one episode of a state counts for all of them.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -83,9 +81,7 @@ class PairedResults:
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: Bools) -> int:
-        """Return the number of pairs among the chosen planned episodes, [K]; if initial states are paired, that of the
-        states.
-        """
+        """Return the number of pairs, of episodes or of initial states, among the chosen planned episodes, [K]."""
         return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:

@@ -168,9 +168,10 @@ def bounded_mean_interval(
     """Return Gaffke's interval of the mean of values in [0, 1], [n]; None if n is zero.
 
     N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas, arXiv
-    1905.06208. The upper end is the quantile of sum D_i x_i + D_0 with D uniform on the simplex of n + 1 weights; the
-    lower end that of sum D_i x_i. For zeros and ones the interval is Clopper and Pearson's. That it covers the mean of
-    every distribution in [0, 1] is a conjecture; `benchmarks/interval_coverage.py` measures the coverage.
+    1905.06208. The upper end is the quantile (1 + confidence)/2 of sum D_i x_i + D_0, with D uniform on the simplex of
+    n + 1 weights; the lower end is the quantile (1 - confidence)/2 of sum D_i x_i. For zeros and ones the interval is
+    Clopper and Pearson's. That it covers the mean of every distribution in [0, 1] is a conjecture;
+    `benchmarks/interval_coverage.py` measures the coverage.
 
     `weights` [n] sum to 1 (None = equal weights) and are for clusters of different sizes, such as starts. For the upper
     end, each value is multiplied by n times its weight, and the products are bounded by n times the largest weight. For
@@ -225,9 +226,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return a 1 and then the distinct values of each row, the most frequent first, and their counts: two arrays [R,
-    M].
-    """
+    """Return a 1 and each row's distinct values, the most frequent first, and their counts: two arrays [R, M]."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)

@@ -1,9 +1,9 @@
 """Significance tests of differences, with the intervals that the tests imply; multiplicity adjustment; tests of trends.
 
 There are two questions about several tasks. For these tasks, the same tasks would be repeated: episodes are compared
-within each task, and all p-values except Barnard's are mid-p-values, which count only half of the observed outcome's
-probability. For tasks like these, other tasks would be drawn: the mean difference of each task is one observation, and
-p-values are exact.
+within each task, and McNemar's test and sign flips of pairs have mid-p-values, which count only half of the observed
+outcome's probability. For tasks like these, other tasks would be drawn: the mean difference of each task is one
+observation, and p-values are exact.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _REFINEMENTS = 5
 def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """Return Barnard's two-sided p-value of the difference between count/n and other/m, by the pooled z statistic.
 
-    In each row of the table of outcomes, those beyond two thresholds are as extreme as the observed outcome. Their
-    total probability is a sum over rows of the row's binomial probability times two binomial tails; the p-value is its
-    supremum over the common proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J.
-    J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all outcomes are equal,
-    since the statistic then does not exist.
+    In each row of the table of outcomes, those beyond two thresholds are at least as extreme as the observed outcome.
+    Their total probability is a sum over rows of the row's binomial probability times two binomial tails; the p-value
+    is its supremum over the common proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa
+    and J. J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all outcomes are
+    equal, since the statistic then does not exist.
 
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
@@ -565,8 +565,7 @@ _MOST_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails even for k =
-    0.
+    """Return the largest k such that a verdict holds if any k unknown episodes are bad; None if it fails for k = 0.
 
     Each unit counts its unknown episodes as good, and `stays` says whether the verdict holds for given units. All
     choices of one episode are tried, then all of two, and so on, up to 2,000 choices in total; the result is never too
