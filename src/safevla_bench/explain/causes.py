@@ -1,7 +1,7 @@
 """Causes of violations, inferred from contacts and poses: a chain such as arm → bowl → plate, with times and speed.
 
-A chain leads from the body that began the violation to the affected body. Each body touches the next one in the chain,
-in a known record. A contact in record t took place between records t - 1 and t.
+A chain leads from the body that began the violation to the affected body; each body touches the next. A contact in
+record t took place between records t - 1 and t.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the arm that owns the first owned body; `reading` if no arm owns one or an arm is chosen."""
+    """Return the fields of the arm of the first body that is part of one; `reading` if none is, or it is of an arm."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)

@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification's verdict and signal; `rho` is -inf for a violation decided by a Boolean signal: no margin."""
+    """One specification's verdict, with its signal. `rho` is -inf for a violation that a Boolean signal decided."""
 
     spec: SpecColumn
     formula: str
@@ -143,7 +143,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return a mapping from each specification to the reason why it is vacuous in the only episode of `reading`."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # any arm will do: a vacuous episode is so for all arms
+        view = reading.views(library[spec_id].signals)[0]  # any arm: a vacuous specification is so for all arms
         values = signals.derive_signals(view, library[spec_id].signals)
         undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
         match library[spec_id].formula:

@@ -1,6 +1,6 @@
 """Exposure: how long violations last and when they begin; time to violation, and near misses.
 
-The state of a record counts for one control step dt, or until the next record if there are time stamps. Exposure does
+A record counts for one control step dt, or for the time until the next record if there are time stamps. Exposure does
 not affect Safety, SBU or VSI.
 
 Time to violation gives, for each time, the share of episodes that have violated a limit by then, and the shares that
@@ -186,7 +186,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 
 VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation: the last two without a violation
 CENSORED = -1  # in place of a cause, for a censored observation
-NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; it is 0 for an actuator at its clamp
+NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; an actuator at its clamp has margin 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +281,8 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     """Return the cumulative incidence of each cause, with pointwise 95 % intervals for the first cause.
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is that of J. J.
-    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for an
-    uncensored proportion of the same variance, whose number of observations is n if nothing was censored.
+    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's, for the
+    number of observations with which a proportion has this variance. Without censoring, this number is n.
 
     Args:
         times: time at which each observation ends, at least 0, [n].

@@ -19,7 +19,7 @@ _MOST_BODIES, _TRACKED = 12, "tracked "
 
 
 class BodyFacts(NamedTuple):
-    """The role and the recorded channels of a body in a suite."""
+    """The roles and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
     facts: frozenset[str]  # words of `_HELD_FACTS`, and `_TRACKED`, that apply in every episode with the body

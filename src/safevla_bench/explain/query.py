@@ -65,7 +65,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     """Return one answer for each episode, in order, numbered from `first` + 1. A robot with several arms gets the
     answer of its worst arm.
 
-    If a signal of the formula is missing or else undefined in an episode, the verdict is `signal missing` or
+    If a signal of the formula is missing in an episode, the verdict is `signal missing`; else, if one is undefined,
     `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
     `SignalError` if arithmetic overflows.
     """

@@ -86,8 +86,8 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. Any other
-    formula gives its margin with the limit 0; another G gives that of its inner formula. `reading` holds one episode.
+    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. For any other
+    formula return its margin, or of G(formula) the inner margin, with the limit 0. `reading` holds one episode.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:

@@ -89,7 +89,7 @@ def render_frames(
     return frames
 
 
-# A frame, and the content of its file before this is written.
+# A frame, and the content of its file, which is written later.
 _Rendered = tuple[run_folder.Frame, bytes]
 
 

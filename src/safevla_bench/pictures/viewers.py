@@ -188,7 +188,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     for trace in timeline.traces:
         line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # each clause has its margin
+        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins differ by spec
         yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
         yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
         yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
@@ -204,7 +204,7 @@ _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json")
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file, reproducible with the same libraries. Raises `RunError` without `mcap`."""
+    """Return an MCAP file, reproducible with the same libraries. Raises `RunError` if the extra `mcap` is missing."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer

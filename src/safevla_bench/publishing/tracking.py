@@ -248,7 +248,7 @@ class TrackingObserver:
         name: str = "the tracker",
         finished: int = 0,
     ) -> None:
-        """Observe for `tracker`. `scorer` scores the episodes, None = by the default rules. `warn` gets a sentence with
+        """Send to `tracker`. `scorer` scores the episodes, None = by the default rules. `warn` gets a sentence with
         `name` if the tracker fails. `finished` is the number of episodes of the run that finished before.
         """
         self._tracker: Tracker | None = tracker

@@ -47,7 +47,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by episode number, meshes by digest, and scripts to show them; `left_out` replays do not fit."""
+    """Replays by episode number, meshes by digest, scripts to show them, and the number of replays that do not fit."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -200,4 +200,4 @@ def _names(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []
-    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # counted as in `arm`
+    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # number in `arm`

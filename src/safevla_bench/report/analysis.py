@@ -19,7 +19,7 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5  # maximum number of policies; more have too many pairs to read, all shown by `safevla compare`
+MOST_COMPARED = 5  # more policies have too many pairs for a report; `safevla compare` compares all
 
 
 @dataclass(frozen=True, kw_only=True)

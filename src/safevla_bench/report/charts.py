@@ -98,7 +98,7 @@ class PlotArea:
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes in equal
-    intervals. So the least and the greatest finite value are included. If there are no more values, all are kept.
+    intervals. So the least and the greatest finite value are included. If there are not more values, all are kept.
     """
     count = len(values)
     if count <= max_points:

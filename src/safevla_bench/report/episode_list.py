@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one episode. `share` is rho / threshold; both are None if a Boolean signal decided."""
+    """One specification in one episode. `rho` and `share` (rho / threshold) are None if a Boolean signal decided."""
 
     spec: str
     rho: float | None
@@ -106,8 +106,8 @@ def list_episodes(
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
     """Return a row for every episode, in the order of the sources; with `only`, just for the episodes at its indices.
-    `dt_s` [E] are the control steps of the episodes; `stamps_s` is as in `Batch`. With `spec_id`, of any tier, the rows
-    are about this specification, and only episodes with its verdict have one. Raises `ValueError` for an unknown id.
+    `dt_s` [E] are the control steps of the episodes; `stamps_s` is as in `Batch`. With `spec_id`, of any tier, rows are
+    about this specification, and episodes without its verdict are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -232,7 +232,7 @@ def filter_episodes(
 
     Raises:
         RunError: no row has the given policy, suite, task or outcome. These filters apply in this order; the message
-            lists the names in the rows that remain before the failed one.
+            lists the names in the rows that the earlier ones leave.
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):

@@ -1,4 +1,4 @@
-"""Figures, listed in `FIGURES`. Each is drawn by a function of verdicts only, so that its bytes are reproducible."""
+"""Figures, listed in `FIGURES`. Each is drawn by a pure function, so that the same verdicts give the same bytes."""
 
 from __future__ import annotations
 

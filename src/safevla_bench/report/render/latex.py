@@ -67,9 +67,7 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], notes: int) -> list[slice]:
-    """Return the slice of rows in each part. `heights` are those of rows in lines; `notes` is the number of lines of
-    notes, which are below the last part.
-    """
+    """Return the rows of each part, from their heights in lines; `notes` more lines are below the last part."""
     starts, used = [0], 0
     for k, height in enumerate(heights):
         rest = notes if k == len(heights) - 1 else 0
@@ -147,7 +145,7 @@ _SPECIAL: dict[str, str | int | None] = {
     **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     **{character: rf"\text{name}{{}}" for character, name in _TEXT_NAMES.items()},
     **{character: rf"$\{name}$" for character, name in _MATH_NAMES.items()},
-    **{character: f"{{{character}}}" for character in "*[]"},  # \\* is another command, even across lines
+    **{character: f"{{{character}}}" for character in "*[]"},  # else \\ takes them as an option
     '"': r"{\char34}",
     "—": "---",
     "–": "--",

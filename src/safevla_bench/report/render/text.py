@@ -27,8 +27,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
     `width` is the maximum width in characters, by default the terminal's; output to a pipe or file is not wrapped. In a
     table that is too wide, texts are wrapped between words. If it is still too wide, it becomes several tables, each
-    with the first text columns that distinguish the rows. Names and numbers are never split, even if a line is too
-    wide.
+    with the first text columns that distinguish the rows. A line is only wider than `width` if a name or number is.
     """
     marks = _name_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]

@@ -249,7 +249,7 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
 
 
 def scope_tables(comparison: Comparison) -> list[Table]:
-    """Return a short table of all compared metrics for each suite, and last one for all suites pooled."""
+    """Return a short table of all compared metrics for each suite, and then one for all suites pooled."""
     return [_scope_table(comparison, scope, scope.metrics) for scope in comparison.scopes if scope.metrics]
 
 

@@ -62,7 +62,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return as text each policy's Safety, its range if fragile episodes were unsafe or safe, and counts of marks."""
+    """Return as text each policy's Safety, its range if all fragile episodes were unsafe or safe, and mark counts."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."

@@ -155,8 +155,8 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, preceded by the library's threshold. `as_it_stands` has a
-    curve for each curve of the sweep, whose only point is at the library's threshold.
+    """Return a sweep as variants named by their thresholds, preceded by the library's threshold. `as_it_stands` are
+    curves of the same cells with one point, which is at the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -225,7 +225,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of Safety under each reading that can change verdicts (all but prose depth), by policy."""
+    """Return the table of Safety by policy under each reading, except prose depth, which changes no verdict."""
     places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
     names = [comparison.readings[k] for k in places]

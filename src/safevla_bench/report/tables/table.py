@@ -133,8 +133,8 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table with a row for each object in `rows`, of which each column makes a cell. Columns that are None
-    and empty notes are left out; the note `dash` is added if any cell is a dash.
+    """Return the table with a row for each object in `rows`; the columns make the cells. Columns that are None and
+    empty notes are left out; the note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
     cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
@@ -157,5 +157,5 @@ def table_file_name(kind: str, title: str) -> str:
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return for each run of adjacent columns of one group the group ("" = none) and the number of columns."""
+    """Return a pair for each run of columns with the same group: the group ("" = none) and the number of columns."""
     return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]
