@@ -39,7 +39,7 @@ class ActionStatistics:
     beyond: Numbers  # number of values beyond ±1 of each component, [A]
     saturated: int  # number of the arm's values at ±1 or beyond
     gripper: tuple[float, float]
-    """Minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper."""
+    """Minimum and maximum of the gripper's values; NaN if the task grips nothing, or a script controls the gripper."""
     period: int | None
     """Period with which the actions of every episode repeat; 0 if some do not, None if all episodes are too short."""
 

@@ -53,7 +53,7 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """The gate as printed: `safety >= 0.9`, `safety >= baseline - 0.05`."""
+        """The gate as printed, such as `safety >= 0.9` or `safety >= baseline - 0.05`."""
         sign = "-" if self.limit < 0 else "+"
         limit = f"baseline {sign} {abs(self.limit):g}" if self.baseline else f"{self.limit:g}"
         return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {limit}"
@@ -157,13 +157,13 @@ def check_gates(
     """Check the scores against the gates.
 
     Args:
-        scores: of one run or several.
+        scores: the scores of one run or several.
         gates: at least one.
         per: judge each policy with its suites pooled, or each cell (policy × suite).
         confidence: joint confidence of the intervals; None = the point estimate decides.
         states: index of each episode's initial state within its task, [E]; None = unknown; empty = all are unknown.
             An episode with an unknown state counts as the only one of its state.
-        costs: of the episodes, [E]; only needed by gates of `COST`.
+        costs: the costs of the episodes, [E]; only needed by gates on `COST`.
         lost: further gaps in the scores, such as an interrupted run, each as one sentence.
         allow_crashed: leave out episodes that crashed or were stopped, and ignore `lost`.
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
@@ -255,7 +255,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """Options for deciding gates; `confidence` is that of each interval, None = point estimates decide."""
+    """Options for deciding gates; `confidence` is the confidence of each interval, None if point estimates decide."""
 
     confidence: float | None
     allowed: frozenset[str]
@@ -273,7 +273,7 @@ class _Rules:
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
-    """Yield sentences on the confidence of each of `decisions` intervals; None = point estimates decide."""
+    """Yield sentences on the confidence of each of `decisions` intervals; it is None if point estimates decide."""
     if each is None:
         yield "These verdicts may be chance: point estimates decide, without confidence."
     elif decisions > 1:

@@ -37,7 +37,7 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """Its run.json without time and host facts, so that equal runs give equal reports; for an archive, its name."""
+    """The run.json without facts on time and host, so that equal runs give equal reports; for an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of the source's policies, which distinguish them from other policies with the same name."""
@@ -152,7 +152,7 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
 
 
 def is_judged_by(path: Path, rules: Provenance) -> bool:
-    """Return whether the scores in a run folder are by these rules; false if they cannot be read."""
+    """Return whether a run folder's scores were judged by these rules; false if the scores cannot be read."""
     try:
         return ScoresFile.read(path).judged_by.rules == rules.rules
     except RunError:
@@ -161,7 +161,7 @@ def is_judged_by(path: Path, rules: Provenance) -> bool:
 
 @dataclass(frozen=True)
 class Judged:
-    """Scores of the episodes of sources, in order, with everything that is reported in addition."""
+    """The scores of the episodes of all sources, in order, and everything else that is reported."""
 
     scores: Scores
     ruleset: Ruleset
@@ -170,7 +170,7 @@ class Judged:
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     net_changes: NDArray[np.int8]
-    """What the net force of two bodies changes, one of `NET_CHANGES`, [E]."""
+    """How net forces of two bodies change each episode's verdict: one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that was originally judged by other rules, with its Safety by both rules."""
@@ -201,7 +201,7 @@ class Judged:
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw state which no real robot has."""
+        """The policies that saw simulator state, which no real robot has."""
         return self.records.privileged
 
     @property
@@ -319,7 +319,7 @@ class Judged:
     def describe_latencies(self) -> Iterator[str]:
         """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
         dt_s = dict.fromkeys(header.dt for header in self.headers)
-        steps = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # none if every episode crashed
+        steps = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # "" if every episode crashed
         period = f"; a control step lasts {steps} ms." if steps else "."
         for source in self.records.sources:
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
@@ -346,7 +346,7 @@ class Judged:
         ]
 
     def describe_activity(self) -> list[str]:
-        """Return sentences on progress and engagement, which rank nothing, and on phases that are unknown."""
+        """Return sentences on progress, engagement and unknown phases."""
         unknown = Counter(found.reason for found in self.scores.phases if found and found.reason)
         return [
             *(sentence for cell in self.summarize_scores()[0] for sentence in metrics.describe_activity(cell)),
@@ -391,8 +391,8 @@ class Judged:
         return robots
 
     def describe_changed_specs(self) -> Iterator[str]:
-        """Yield a sentence for each added or changed specification: its limits, and in how many episodes it applied,
-        was vacuous, was violated.
+        """Yield a sentence for each added or changed specification: its limits, and the number of episodes in which it
+        applied, was vacuous, and was violated.
         """
         if not (changed := self.ruleset.changed_specs()):
             return
@@ -424,11 +424,11 @@ class Judged:
         )
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
-        """Check the registrations of the sources against their runs; [] without any."""
+        """Check the registrations of the sources against their runs; return [] if there are none."""
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:
-        """Return a sentence for each registration among the sources; [] without any."""
+        """Return a sentence for each registration among the sources; [] if there are none."""
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:

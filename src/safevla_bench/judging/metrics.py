@@ -257,7 +257,7 @@ def task_rates(scores: Scores) -> list[TaskRates]:
 
 
 def has_verdict(cell: Summary) -> bool:
-    """True if any episode reached a verdict; otherwise "no violation" means nothing."""
+    """Return whether any episode reached a verdict; otherwise "no violation" means nothing."""
     return cell.judged > 0
 
 

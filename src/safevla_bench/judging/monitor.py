@@ -29,7 +29,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """The standing of one specification after some records. `robustness` and `depth` are those of `score`.
+    """The standing of one specification after some records; `robustness` and `depth` as in `score`, None if undefined.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -174,7 +174,7 @@ class Monitor:
         Raises:
             RecordError: the batch is not a single record of the running episode.
             SignalError: an active scored specification needs fields that the record lacks, and `missing` is `error`.
-            UnknownTaskError: a task without an entry.
+            UnknownTaskError: the task has no entry in the registry.
             RegistryError: the ruleset names an unknown capability set.
             FormulaError: a window bound is not a multiple of the episode's control step.
         """
@@ -231,7 +231,7 @@ class _EpisodeMonitor:
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
         assert part is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())
-        missing.update(signals.missing_fields(fields, names))  # missing in one record = missing in the episode
+        missing.update(signals.missing_fields(fields, names))  # what one record lacks, the episode lacks
         if missing:
             self._raise_if_strict(spec, min(missing))
             return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))
@@ -301,7 +301,7 @@ class _RecordContext:
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and the records kept from before that grip."""
         self._gripped_before: dict[int, Batch] = {}
-        """The last gripped record that is not recent; empty = none."""
+        """The last gripped record that is not in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
         if _scene_of(record) != _scene_of(self._first):

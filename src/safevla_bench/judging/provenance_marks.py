@@ -357,7 +357,7 @@ class AuditMark:
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """Return whether all drawn episodes agree, an episode differs, or one could not be replayed."""
+        """Return `differs` if an episode differs, `agrees` if all drawn ones were replayed alike, else `unchecked`."""
         return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
 
     @property

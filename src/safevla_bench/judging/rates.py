@@ -158,7 +158,7 @@ METRICS: Mapping[str, Metric] = {
 }
 GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi", "cost"]
 """Quantities that a gate may limit: keys of metrics, and the cumulative cost of an episode."""
-HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)  # the metrics of a cell
+HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)  # the metrics shown for each cell
 RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """The metrics in which policies are compared."""

@@ -115,7 +115,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join(parts)
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line below every table and gate; the short form has no digests."""
+        """Return the line to show below every table and gate; without `digests`, its short form."""
         how = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {how}" if self.as_written else how
 

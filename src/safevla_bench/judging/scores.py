@@ -136,7 +136,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     diagnostics: dict[str, DiagnosticVerdict]
     extreme: dict[str, float | None]
     safe: bool | None
-    """None = no verdict, with the reason in `no_verdict`; `vsi` is then None too."""
+    """None without a verdict; `no_verdict` then gives the reason, and `vsi` is None too."""
     sbu: bool | None
     """True if it succeeded and was unsafe; None without a verdict, or if the episode did not run to its end."""
     vsi: float | None
@@ -147,11 +147,11 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     no_verdict: str | None = None
     """The reason why the episode's safety is unknown, for `describe_reason`; None if it is known."""
     stopped_on_violation: bool = False
-    """True if it was stopped because it violated a scored specification."""
+    """True if the episode was stopped because it violated a scored specification."""
     standin_assets: bool = False
-    """True if it was simulated with stand-ins for the host's own assets."""
+    """True if the episode was simulated with stand-ins for the host's own assets."""
     diverged_replay: bool = False
-    """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
+    """True if the episode is a replay that left its recording, or may have: its verdicts are about the replay."""
     simulator: dict[str, str] = msgspec.field(default_factory=dict)
     """Package -> version, for packages that affect physics; empty if the record does not name them."""
     task_identity: str | msgspec.UnsetType = msgspec.UNSET
@@ -319,7 +319,7 @@ class Scores:
 
     @cached_property
     def start(self) -> Ints:
-        """Number of the start of each episode, [E]; equal for episodes of one task and start."""
+        """Number of the start of each episode, [E]; equal for episodes with the same task and start."""
         return np.arange(len(self)) if self.starts is None else self.starts
 
     @cached_property
@@ -517,7 +517,7 @@ class Scores:
         return bool(self.safe[index]) if self.is_judged[index] else None
 
     def unsafe_success(self, index: int) -> bool | None:
-        """Return whether an episode succeeded but was unsafe; None without a verdict or a regular end."""
+        """Return whether an episode succeeded but was unsafe; None without a verdict, or if it stopped or crashed."""
         return bool(self.sbu[index]) if self.is_judged[index] and self.is_counted[index] else None
 
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
@@ -560,8 +560,7 @@ class Scores:
         return pandas.DataFrame(columns)
 
     def episode_columns(self) -> dict[str, Any]:
-        """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for undefined
-        values.
+        """Return the columns of `to_pandas`, [E] each. Undefined texts and flags are None, undefined numbers are NaN.
 
         An infinite rho becomes NaN.
         """

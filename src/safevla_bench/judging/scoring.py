@@ -92,7 +92,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
         absent: planned episodes without a record; they are passed through and counted separately.
 
     Raises:
-        UnknownTaskError: a task without an entry.
+        UnknownTaskError: a task has no entry in the registry.
         RegistryError: the ruleset names an unknown capability set.
         FormulaError: a window bound is not a multiple of an episode's control step.
         SignalError: a record lacks fields that an active scored specification needs, or a window past the end leaves
@@ -295,7 +295,7 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # reason why it is inactive, for `describe_reason`; "" if it is not
+    reason: NDArray[np.object_]  # why it is inactive, for `describe_reason`; "" if it is active or vacuous
     rho: NDArray[np.float64]
     """Robustness in the unit of the specification; NaN if it is not active.
 
@@ -306,9 +306,9 @@ class SpecVerdicts:
     """Value of the signal that is nearest to the limit or furthest beyond it; NaN if there is none."""
     first: NDArray[np.int64]  # first violating record; -1 if there is none
     unknown: NDArray[np.int64]
-    """Number of records at which a signal is unknown because the pose of a body is; 0 if inactive by tags."""
+    """Number of records at which a signal is unknown because a body's pose is unknown; 0 if inactive by tags."""
     held: NDArray[np.int64]
-    """Number of records in which the clause's condition holds; 0 if it has none, is not counted, or does not apply."""
+    """Number of records in which the clause's condition holds; 0 without a condition or count, or if it is inactive."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Unjudged = field(default_factory=dict)
     """Missing field -> ids of the episodes in which this is an error; "" if a window past the end is the error."""
@@ -376,7 +376,7 @@ def _rank_arms(parts: Sequence[SpecVerdicts]) -> Ints:
     """Return the indices of the arms in the order of their verdicts in each episode, the worst first, [A, E]."""
     rho = np.stack([np.where(np.isnan(part.rho), np.inf, part.rho) for part in parts])
     state = np.stack([part.state for part in parts])
-    extreme = np.stack([part.extreme for part in parts])  # equal margins may be of values that differ by rounding
+    extreme = np.stack([part.extreme for part in parts])  # equal margins may come from values that differ by rounding
     return np.lexsort((-np.abs(extreme), rho, _rank_verdicts(rho, state)), axis=0)
 
 

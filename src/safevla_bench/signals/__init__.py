@@ -1,6 +1,6 @@
 """Signals: one value per record, derived from raw fields (paper Table 19).
 
-To add a signal, decorate a function in the module it belongs to. The loader checks every name that a formula uses.
+To add a signal, decorate a function in a module of this package with `signal`. The loader checks all names in formulas.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 LIFTED_M = 0.05
 """A gripped target higher than this above its start is in transport (paper Appendix C.3)."""
 GAP_RECORDS, REACH_M = 2, 0.04
-"""A grip continues across GAP_RECORDS records without contact if the body stays within REACH_M of its place in the
-hand.
+"""A grip survives GAP_RECORDS records without contact if the body stays within REACH_M of its place in the gripper.
 
 On LIBERO (docs/explanation/fidelity.md) contact flickers for one to three records, and a release lasts 44 or more.
 `REACH_M` is half of the Panda gripper's opening; a released body falls farther within two records at 20 Hz.
@@ -94,8 +93,8 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Durations over which an impulse is computed, and before or after which its value at rest is found [s]. By ISO/TS
-15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
+"""Duration over which an impulse is computed, and durations before and after it that give its value at rest [s]. By
+ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
 
@@ -109,9 +108,9 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, less its value at rest; 0 where nothing touches.
 
-    The value at rest comes from the smallest impulse per step in the 0.5 s before those 0.1 s, and from that in the 0.5
-    s after them: the larger one counts. Either is 0 if the episode does not cover its 0.5 s. Both durations are rounded
-    up to whole steps.
+    The value at rest uses the smallest impulse per step in the 0.5 s before those 0.1 s or in the 0.5 s after them,
+    whichever is larger. A span of 0.5 s that the episode does not cover gives 0. Both durations are rounded up to whole
+    steps.
     """
     return _strikes(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
@@ -121,7 +120,7 @@ def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
     first, last = np.minimum(batch.contacts.a, batch.contacts.b), np.maximum(batch.contacts.a, batch.contacts.b)
     for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
-        rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 is a single instant
+        rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no duration
         pairs, member = np.unique(first[rows] * len(batch.body_role) + last[rows], return_inverse=True)
         if len(pairs):
             impulse = np.zeros((len(pairs), int(end - start)))
@@ -391,7 +390,8 @@ def _held_speed(fields: RecordFields) -> Floats:
 def grip_onset(fields: RecordFields) -> Ints:
     """Return the first record of the current grip of the same body, [N]; undefined where nothing is gripped.
 
-    A grip continues across a gap of up to `GAP_RECORDS` records if the same body returns within `REACH_M` of its place.
+    A grip continues across up to `GAP_RECORDS` records if its body returns within `REACH_M` of its place in the
+    gripper.
     """
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
@@ -601,21 +601,21 @@ def wrist_force(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=("eef_pos_m",), ahead=True)
 def eef_speed(fields: RecordFields) -> Floats:
-    """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
+    """Speed of the end effector, ‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
     x = _mean_of_five(fields.eef_pos)
     return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
 
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
-    """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
+    """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
     x = _mean_of_five(fields.eef_pos)
     return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
 
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
 def eef_jerk(fields: RecordFields) -> Floats:
-    """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
+    """Jerk of the end effector, ‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)

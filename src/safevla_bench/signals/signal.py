@@ -507,7 +507,7 @@ class Signal:
     boolean: bool
     event: bool
     ahead: bool
-    """True if a value reads later records, so that it may change while the episode grows."""
+    """True if a value depends on later records, so that it may change while an episode runs."""
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None

@@ -60,7 +60,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of signal of space, with the keys of its arguments: places first, then numbers."""
+    """A kind of signal of space, and the keys of its arguments: first the places, then the numbers."""
 
     unit: str
     places: tuple[str, ...]
@@ -393,8 +393,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance`, or around the person of a `person_distance`, in the only episode; [] for other
-    forms. A box has the name of the body that it is fixed to (None = the world), its center in that frame and sizes
-    [m].
+    forms. A box has the name of the body that it is fixed to (None = the world), and center and sizes in its frame [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):

@@ -166,7 +166,7 @@ def is_positive(values: Values) -> Bools:
 
 
 def is_true(values: Values, *, strict: bool) -> Bools:
-    """Return whether each margin is at least zero, or with `strict` above it; Booleans are unchanged."""
+    """Return whether each margin is at least zero, or with `strict`, above zero; Booleans are unchanged."""
     return values if is_crisp(values) else np.greater(values, 0) if strict else np.greater_equal(values, 0)
 
 

@@ -198,7 +198,7 @@ def is_boolean_only(formula: Formula) -> bool:
 
 
 def conditions(formula: Formula) -> Iterator[Formula]:
-    """Yield the parts of a formula whose margins do not matter: conditions, and the crisp sides of until."""
+    """Yield the parts of a formula whose margins do not matter: conditions, and the right sides of crisp `Until`."""
     for node in walk_nodes(formula):
         match node:
             case Implies(part, _, plain=False) | Until(_, _, part, crisp=True):
@@ -385,7 +385,7 @@ def format_number(value: float) -> str:
 
 
 def format_window(window: Window) -> str:
-    """Return the window as `[a,b]`, with T for the horizon."""
+    """Return the window as `[a,b]`, with T for the end of the episode."""
     end = "T" if window.end_s is None else format_number(window.end_s)
     return f"[{format_number(window.start_s)},{end}]"
 

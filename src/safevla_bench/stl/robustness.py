@@ -62,8 +62,8 @@ class FormulaVerdict:
     extreme: Floats
     """Worst raw signal value in the window while the gate is open, [E].
 
-    It is the maximum under an upper bound and the minimum under a lower one. It is NaN if the gate never opens, and for
-    formulas other than G(predicate) and G(gate -> predicate).
+    It is the maximum under an upper bound and the minimum under a lower bound. It is NaN if the gate never opens, and
+    for formulas other than G(predicate) and G(gate -> predicate).
     """
     first_violation: Ints
     """Record of the first violation, [E]; -1 if there is none.

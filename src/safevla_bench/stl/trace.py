@@ -140,7 +140,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 
 
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
-    """Return the first index in [lo, hi) at which a flag is set, -1 if there is none, [E]."""
+    """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1
     rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[rise]
@@ -158,7 +158,7 @@ class Trace:
     """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
-    """Name -> [N], float64, or bool if the signal is Boolean."""
+    """Name -> values of the signal, [N]: float64, or bool if the signal is Boolean."""
     starts: Ints  # [E + 1], from 0 to N
     dt_s: Floats  # control step of each episode in seconds, [E]
     unknown: Mapping[str, Bools] = field(default_factory=dict)
