@@ -229,9 +229,7 @@ class _Columns:
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the items of a column's lists (one per row), the length of each, [E], and whether each is present,
-        [E].
-        """
+        """Return the items of a column's lists (one per row), their lengths, [E], and whether each is present, [E]."""
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)

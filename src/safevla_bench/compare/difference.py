@@ -25,10 +25,7 @@ _LEAST_EPISODES = 3
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a comparison.
-
-    If `allow_crashed`, verdicts ignore that episodes without a value could change them.
-    """
+    """Options of a comparison. If `allow_crashed`, verdicts ignore that episodes without a value could change them."""
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = intervals.CONFIDENCE

@@ -297,9 +297,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return each cell's metrics at each threshold, with severe/threshold constant. Raises the same errors as
-    `apply_variant`.
-    """
+    """Return each cell's metrics at each threshold; severe/threshold is constant. Raises as `apply_variant` does."""
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(

@@ -87,9 +87,7 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
-    """Return the labels of every record of a batch; `scores` holds the verdicts on the batch's episodes, in their
-    order.
-    """
+    """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
     why = "labels and costs of records are known record by record, and ends of phases are not"
     ruleset.require_whole(why, "Leave it out for labels, and for gates on cost.")
     record_fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
@@ -132,9 +130,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     fields: RecordFields, part: Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return two arrays [N]: each record's margin, and whether a lost pose leaves open if the record violates the
-    clause.
-    """
+    """Return two arrays [N]: each record's margin, and whether a lost pose leaves a violation open."""
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):

@@ -424,9 +424,7 @@ class FakeStage(Stage):
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record. Raises `KeyError`, as MuJoCo does, for an unknown camera without
-        `lookat_m`.
-        """
+        """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)

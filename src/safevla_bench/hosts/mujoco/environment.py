@@ -69,9 +69,7 @@ class MujocoHost(Host):
 
 
 class MujocoEnv(RecordedEnv[Recorder]):
-    """One MuJoCo task with its recorder. Subclasses make the simulation, start episodes in `reset`, and implement
-    `step`.
-    """
+    """One MuJoCo task with its recorder. Subclasses make the simulation and implement `reset` and `step`."""
 
     action_meaning: str  # names of the parts of an action, for error messages
     still: tuple[float, ...]  # the action [A] that moves nothing and opens the gripper

@@ -150,9 +150,7 @@ class CameraGate:
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite 1.4 or 1.5 makes from the next reset on. A second call does
-        nothing.
-        """
+        """Wrap the camera sensors that robosuite 1.4 or 1.5 makes after the next reset. A second call does nothing."""
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:
             return

@@ -281,9 +281,7 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets from `SAFEVLA_ROBOCASA_ASSETS`, else the package's; raise `HostError` if it is
-    incomplete.
-    """
+    """Return `SAFEVLA_ROBOCASA_ASSETS`, else the package's folder of assets; `HostError` if it is incomplete."""
     named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if named:
         root = Path(named).resolve()

@@ -48,9 +48,7 @@ class ScriptedPolicy:
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` if the observation lacks
-        privileged state.
-        """
+        """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` without privileged state."""
         if observation.privileged is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")
         if self._script is not None:

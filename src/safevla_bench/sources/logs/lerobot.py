@@ -214,9 +214,7 @@ class Dataset(msgspec.Struct):
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Return the description of a dataset. Raises `RecordError` if `meta/info.json` cannot be read or has another
-    version.
-    """
+    """Return a dataset's description. Raises `RecordError` if `meta/info.json` is unreadable or has another version."""
     path = folder / INFO
     with records.translated_errors(path, _DOWNLOAD):
         tree = load_json(read_input(path, _LARGEST_INFO))

@@ -226,9 +226,7 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the indices of the numbers whose names end in the words a, b and c, if each is there once and d is not;
-    else [].
-    """
+    """Return the indices of the names that end in the words a, b and c, if each is there once and d is not; else []."""
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
     return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
