@@ -22,7 +22,7 @@ from safevla_bench import __version__
 
 ROOT = Path(__file__).parents[1]
 NAME = f"safevla_bench-{__version__}"
-CODE = {".py", ".toml", ".json", ".lark", ".html", ".css", ".js", ".svg"}
+CODE = {".py", ".pyi", ".toml", ".json", ".lark", ".html", ".css", ".js", ".svg", ".jinja", ".tex", ".xml", ".mplstyle"}
 PLAYER = "safevla_bench/report/templates/player"
 LARGE = {
     "safevla_bench/jobs/demo.parquet": 1_500_000,

@@ -170,7 +170,7 @@ def test_a_result_says_that_its_actions_were_filtered(tmp_path):
     said = "The actions of test go through the filter speed-cap."
     assert build_submission(results, [tmp_path / "a.parquet"])["couplings"] == [said]
     for encode in (encode_lerobot_results, encode_harness_results):
-        assert json.loads(encode(results))["safevla"]["remarks"] == [said]
+        assert said in json.loads(encode(results))["safevla"]["remarks"]
     entries = json.loads(format_eval_results(results, ModelFacts(dataset_id="org/safety")))
     assert all(said in entry["notes"] and "another" not in entry["notes"] for entry in entries)
 

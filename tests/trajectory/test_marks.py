@@ -21,13 +21,14 @@ from safevla_bench.trajectory.marks import (
     SINGLE,
     STANDIN,
     STOPPED_ON_VIOLATION,
+    WAIT_STEPS,
     base_suite,
     chosen_start,
     clipped_numbers,
     earlier_resets,
     kitchens,
     mark_flags,
-    read_wait_steps,
+    read_count,
     single_channels,
     standin_benchmarks,
     start_marks,
@@ -67,7 +68,7 @@ def test_benchmarks_on_stand_ins_are_named_once_in_their_order():
     [(0, 0), (1, 1), (MOST_RESETS, 1000), (MOST_RESETS + 1, None), (-1, None), (True, None), (1.0, None), (None, None)],
 )
 def test_a_count_of_resets_or_settling_steps_is_an_integer_up_to_the_limit(value, count):
-    assert read_wait_steps({"wait_steps": value}) == count
+    assert read_count({WAIT_STEPS: value}, WAIT_STEPS) == count
     own, replay = {"earlier_resets": value}, {"earlier_resets": 7, REPLAY: {"earlier_resets": value}}
     assert (
         earlier_resets(concatenate_batches([marked(own), marked(replay), marked({**own, REPLAY: 1})])) == (count,) * 3

@@ -380,7 +380,7 @@ class TestEpisodes:
             folder / f"init_files/libero_newobj/libero_goal/{BOWL}_moved_level2_sample1.pruned_init",
             pickled_state(state),
         )
-        (folder / "bddl_files/libero_goal").mkdir(parents=True)
+        (folder / "bddl_files/libero_goal").mkdir(parents=True, exist_ok=True)
         (folder / f"bddl_files/libero_goal/{BOWL}_moved_level2_sample1.bddl").write_text(bddl_file(task).read_text())
         record, _ = self.start("layout", Wants(), 0)
         host = LiberoHost()

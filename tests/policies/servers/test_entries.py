@@ -209,7 +209,7 @@ def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suit
     ("name", "arguments", "problem"),
     [
         ("pi9@libero", {}, r"(?s)no entry 'pi9@libero'.*pi0.5@libero"),
-        ("pi0.5@libero", {}, "server.*serve_policy.py"),
+        ("pi0.5@libero", {}, r"(?s)server.*serve_policy\.py"),
         ("being-h0.5-2b@robocasa-pnp", {"server": "ws://a"}, "run: the protocol"),
     ],
 )
