@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):  # a forked child process must not use what 
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     """Return this process's run folder and the process's name for the episodes' ids.
 
-    The folder is `out`, without a name. For a process with a name, or one started by `multiprocessing`, it is
+    A process without a name uses `out`. A process with a name, or one started by `multiprocessing`, uses
     `out/worker_NAME`: the folder that this process already has, a new one, or one left by an ended process of this run.
     """
     if worker is None and parent_process() is None:
@@ -388,7 +388,7 @@ def lock_folder(folder: Path) -> int:
                 remedy = "Wait for it or stop it, or choose another --out."
                 raise errors.RunError("another run is writing here", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
-            _log.warning("%s: no lock here: %s", folder, error)
+            _log.warning("%s: this file system has no locks: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor

@@ -111,7 +111,7 @@ class EpisodeLog(ABC):
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        self._ends: list[int] = []  # for each record whose contacts are not decoded: copied substeps up to its end
+        self._ends: list[int] = []  # number of substeps copied by the end of each record whose contacts are not decoded
         self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
@@ -145,7 +145,7 @@ class EpisodeLog(ABC):
                 self.decode_pending()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
+        """Return the body pairs whose resting or mechanical contacts are left out; list and pairs are sorted."""
         self.require_episode()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
@@ -211,7 +211,7 @@ class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: a recorder's, or the ended episode of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
+        """Return the body pairs whose resting or mechanical contacts are left out; list and pairs are sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`."""

@@ -76,7 +76,7 @@ class RecordableKitchen(attachment.RecordableEnv):
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
         """Read the kitchen's task, the task's goal, and the versions.
 
-        Raises `HostError` if the kitchen has another robot, or if the goal is not known.
+        Raises `HostError` if the kitchen's robot is not supported, or if the goal is not known.
         """
         _require_robot(kitchen)
         name = type(kitchen).__name__

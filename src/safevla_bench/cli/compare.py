@@ -138,7 +138,7 @@ def _compare_sources(
     entrants = _load_results(sources, policies)
     if len(entrants) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES}: --policy NAME for each."
-        raise RunError(f"{len(entrants)} policies are too many to compare each two of them", remedy=remedy)
+        raise RunError(f"{len(entrants)} policies are too many to compare all pairs", remedy=remedy)
     comparison = compare_policies(entrants, how, **pairing)
     trends = series.measure_order(entrants) if comparison.paired else []
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)

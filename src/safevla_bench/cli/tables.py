@@ -258,7 +258,9 @@ def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    encode: Callable[[Judged, _ExportChoice], str | bytes | None]  # returns the file's content, or None if it wrote it
+    encode: Callable[
+        [Judged, _ExportChoice], str | bytes | None
+    ]  # returns the content, or None if it wrote the file itself
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None
 

@@ -404,7 +404,7 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
 
 def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` are
-    those of the known values, followed by those at the two extremes if any value is unknown.
+    of the known values first; then, if a value is unknown, with all unknown values at their lowest and highest.
     """
     if item.p_value is None:
         return item

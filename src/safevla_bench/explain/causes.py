@@ -256,7 +256,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the arm of the first body that is part of one; `reading` if none is, or it is of an arm."""
+    """Return the fields of the first arm that a body is part of; `reading` if there is none, or if it is one arm's."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)

@@ -26,7 +26,7 @@ Actions of other hosts are not checked.
 UNIT_M = 0.05  # meters of motion in x, y and z for the value 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """Magnitudes at and far beyond the limit; suspicious shares of a component's values beyond it, and the arm's at it."""
-STILL = 0.02  # a base moves if a component after the gripper's is larger; a gripper within this of 1 is closed
+STILL = 0.02  # tolerance: larger components after the gripper's move the base; a gripper this close to 1 is closed
 FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
 
 

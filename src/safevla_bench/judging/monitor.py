@@ -215,6 +215,7 @@ class _EpisodeMonitor:
         """Ids of specifications that left out at least one record because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
+        """Take the next record, a batch of one, and return the standing; some clauses are judged over all records."""
         self._context.require_same_scene(record)
         self._step += 1
         fields = self._context.read_newest(record)

@@ -352,7 +352,7 @@ class AuditMark:
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """Reasons why episodes could not be replayed, a sentence each; a single sentence if none could be drawn."""
+    """A sentence for each reason why episodes could not be replayed; one sentence if no episode could be sampled."""
     uncompared: tuple[str, ...] = ()  # channels and fields that were compared in no replay
 
     @property

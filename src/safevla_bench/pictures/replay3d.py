@@ -55,7 +55,7 @@ class EpisodeMotion:
 
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
-    """Return the motion and contacts of the only episode of `record`; `poses` has one entry per record."""
+    """Return the motion and contacts of the single episode in `record`; `poses` has one entry per time step."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
     contacts = tuple(_shown_contacts(record, poses))

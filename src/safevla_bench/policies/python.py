@@ -55,7 +55,7 @@ class InProcessPolicy(ChunkQueue):
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
-            problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"
+            problem = f"`wants` of the policy of {owner} is a {type(self.wants).__name__}"
             raise PolicyError(problem, remedy="Make it a safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
         if self.orientation not in ORIENTATIONS:

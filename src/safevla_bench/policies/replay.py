@@ -78,7 +78,7 @@ class Replay:
             return replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
             return replace(start, recorded=played)
-        remedy = "--policy-arg start=host plays it from the host's own initial states, one after another: a guess."
+        remedy = "--policy-arg start=host guesses them: it plays from the host's initial states, in their order."
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:

@@ -513,7 +513,7 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
         return ExactCell(Cell.dash())
     exact = Fraction(repr(printed))
     cell = Cell(format_fixed(exact, metric.digits), printed)
-    interval = _printed_interval(metric, cells)
+    interval = _bound_printed_rates(metric, cells)
     if interval is not None:
         low, high = metric.scale * interval.low, metric.scale * interval.high
         detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
@@ -521,7 +521,7 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
     return ExactCell(cell, exact / metric.scale)
 
 
-def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
+def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
     counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     if not counts or not all(counts):
         return None

@@ -61,8 +61,8 @@ class Calibration:
         """The reason why `limit` does not replace the library's threshold; None if it does."""
         if not math.isfinite(self.interval[1]):
             needed = episodes_needed(self.quantile)
-            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not bound"
-            return f"{few} this quantile from above: {needed} would"
+            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not give"
+            return f"{few} an upper bound of this quantile: {needed} would"
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below it"
         if self.floor is not None and self.limit <= self.floor:

@@ -285,7 +285,7 @@ class RecordFields:
     @cached_property
     def supported(self) -> Bools:
         """True where contacts with other bodies than the robot carry half the weight of `handled_body` or more, [N]."""
-        rows = self._listed_rows(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
+        rows = self._poses_at(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
@@ -330,7 +330,7 @@ class RecordFields:
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints | None = None) -> Floats:
         at = np.arange(len(body)) if at is None else at
-        rows = self._listed_rows(poses, body, at)
+        rows = self._poses_at(poses, body, at)
         if self.has_lost_poses:
             rows[self.is_lost(body, at)] = np.nan
         return rows
@@ -345,7 +345,7 @@ class RecordFields:
         lost[lost] = valid.channel.values[valid.channel.starts[episode] + row + column] == 0
         return np.asarray(lost)
 
-    def _listed_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
+    def _poses_at(self, poses: Poses, body: Ints, at: Ints) -> Floats:
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)

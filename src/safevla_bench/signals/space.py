@@ -350,7 +350,9 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies, or each body, [n, pairs]; infinite between a body and itself."""
+    """Return the form's value for each pair of bodies, or each body, [n, pairs]; between a body and itself infinite
+    if its pose is recorded or lost, else NaN.
+    """
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
         return values
@@ -359,8 +361,8 @@ def _measure_pairs(
         np.broadcast_to(rows.reshape(len(rows), -1), values.shape) for rows in ((one == other) & (one >= 0), one)
     )
     record, pair = np.nonzero(same)
-    is_recorded = ~np.isnan(values[record, pair]) | fields.is_lost(one[record, pair], records.start + record)
-    values[record[is_recorded], pair[is_recorded]] = np.inf
+    has_pose = ~np.isnan(values[record, pair]) | fields.is_lost(one[record, pair], records.start + record)
+    values[record[has_pose], pair[has_pose]] = np.inf
     return values
 
 

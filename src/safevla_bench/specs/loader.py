@@ -263,7 +263,7 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if syntax.is_boolean_only(formula) and not row.binary:
-        problem = "only its conditions compare numbers, so that violations have no depth, but it is not binary"
+        problem = "only its conditions compare numbers: its violations have no depth, so it must be marked as binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)

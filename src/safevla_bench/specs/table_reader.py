@@ -76,8 +76,8 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Return the tables of a TOML file as a struct of type `kind`. Raises the origin's error if the file cannot be
-    read, is not TOML, or has an unknown key or an invalid value.
+    """Return the tables of a TOML file as a struct of type `kind`. Raises the error that `origin` makes if the file
+    cannot be read, is not TOML, or has an unknown key or an invalid value.
     """
     try:
         with limit_memory(origin.file):

@@ -279,7 +279,7 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The benchmark is known: without it, the loader only accepts an entry that states its capabilities.
+        # The benchmark is known, because the loader refuses other entries that do not state their capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:

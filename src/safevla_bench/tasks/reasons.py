@@ -29,7 +29,7 @@ def write_reason(code: str, *fields: str) -> str:
 
 
 def read_reason(reason: str) -> dict[str, list[str]]:
-    """Return code -> its fields, for each part of a reason; {} for ""."""
+    """Return a map from the code of each part of a reason to the fields of that part; {} for ""."""
     parts = (part.partition(":") for part in filter(None, reason.split(";")))
     return {code: [*map(unquote, fields.split(","))] if fields else [] for code, _, fields in parts}
 

@@ -186,7 +186,7 @@ class Batch:
         """
         for header in self.headers:
             if header.arms:
-                problem = f"the record has the arms {', '.join(header.arms)}, and what was asked for reads a single arm"
+                problem = f"the record has the arms {', '.join(header.arms)}, and this computation needs a single arm"
                 remedy = "Only records of one arm can be used here; `safevla export` chooses by --suite and --policy."
                 raise RecordError(problem, remedy=remedy, place=Place(episode=header.episode_id, field="arms"))
         return np.zeros(len(self), dtype=np.int64)

@@ -62,6 +62,7 @@ def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
+    """Return which components of a body's motion relative to its parent (0-2 rotation, 3-5 translation) can move."""
     first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()

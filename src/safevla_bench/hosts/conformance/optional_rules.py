@@ -191,7 +191,7 @@ class OptionalRules(HostRules):
             for step in range(len(run.actions) + 1):
                 for camera, image in full.images.items():
                     seen, expected = _read_image(partial, camera), image if step % _LOOKS == 0 else None
-                    failure = f"{run}: {camera} shows something else at step {step} where not all is rendered."
+                    failure = f"{run}: {camera} shows another picture at step {step} if only some steps are rendered."
                     require(first_difference(expected, seen) is None, failure)
                 if step < len(run.actions):
                     other.render_next((step + 1) % _LOOKS == 0)
@@ -213,7 +213,7 @@ class OptionalRules(HostRules):
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() names none.")
         numbers = [each.first + place for each in coordinates for place in range(each.size)]
-        require(len(set(numbers)) == len(numbers), f"{run}: two coordinates share a number of the state.")
+        require(len(set(numbers)) == len(numbers), f"{run}: two coordinates name the same entry of the state.")
         require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size

@@ -174,11 +174,11 @@ def check_code(run: Path) -> Iterator[Finding]:
     elif UNKNOWN in written:
         yield open_check(CODE, f"unknown for episodes of this run: {recorded}", wanted=False)
     elif len(written) > 1:
-        yield open_check(CODE, f"the episodes are of different code: {recorded}")
+        yield open_check(CODE, f"the episodes were recorded by different code: {recorded}")
     elif is_other_code(written[0], here):
         yield open_check(CODE, f"recorded by {recorded}; here is {here}", wanted=False)
     else:
-        yield agreement(CODE, f"the same code for all, which is also here: {recorded}")
+        yield agreement(CODE, f"all recorded by the code that is installed here: {recorded}")
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
@@ -372,7 +372,7 @@ def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
 def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") -> Finding:
     if judged == here:
         return agreement(check, f"{name} {here}")
-    return mismatch(check, f"{name} {judged} judged, {here} is here{remedy}")
+    return mismatch(check, f"judged with {name} {judged}; {name} {here} is installed here{remedy}")
 
 
 def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Finding]:

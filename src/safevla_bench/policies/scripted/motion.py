@@ -22,7 +22,9 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0  # the gripper's number in an action
-_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])  # z points down, and y, along which fingers open, to the world's -y
+_DOWN = Rotation.from_quat(
+    [1.0, 0.0, 0.0, 0.0]
+)  # z points down; y, the axis of opening fingers, points to the world's -y
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:

@@ -40,7 +40,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     listed: Literal["paper", "board", "harness"] = "paper"
-    """The publisher: the paper, its authors' board later, or vla-evaluation-harness, whose servers serve the policy."""
+    """Publisher of the numbers: the paper, the board of its authors, or vla-evaluation-harness (which has a server)."""
     training: str | None = None
     auxiliary: bool = False  # in the paper's Table 6, outside its main results
     remarks: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ _QUANTILES = (0, 25, 50, 75, 100)
 
 @dataclass(frozen=True, slots=True)
 class MarginRow:
-    """The margins of one policy to one limit. `quantiles` are least, quartiles and greatest, None without a margin."""
+    """One policy's margins to one limit; `quantiles` are the minimum, the quartiles and the maximum, None if n is 0."""
 
     series: int
     n: int  # episodes with a margin

@@ -408,7 +408,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     )
     several = [
         "Means over suites are unweighted; a policy without all of them has none.",
-        "Intervals of mean rates over suites are exact for equal n (Clopper-Pearson), else Gaffke's; of VSI MOVER.",
+        "Intervals of mean rates over suites: Clopper-Pearson (exact) for equal n, else Gaffke; of VSI: MOVER.",
     ]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]

@@ -54,7 +54,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far each policy's Safety moves under the variants, and which pairs are shown to swap order."""
+    """Return as text how far Safety moves, for those policies that move first, and which pairs swap order for sure."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     shown = dict(moving_first[:_MOST_NAMED])
@@ -191,7 +191,7 @@ def reading_table(comparison: ReadingComparison) -> Table:
         Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
         Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
         *_RATE_COLUMNS,
-        text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
+        text_column("Change in violations", _format_differences, "episodes, by specification"),
         notes=(
             f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
             "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
@@ -385,7 +385,7 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
-            yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
+            yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means include."
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are in no other mean."
     yield (

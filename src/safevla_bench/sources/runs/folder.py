@@ -91,8 +91,8 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Wall-clock times [ms] of a policy's calls in one episode; if it returns several actions at a time, only of calls
-    with an inference. Kept apart from results, since they vary between runs.
+    """Wall-clock times [ms] of a policy's calls in one episode. If a policy returns several actions at a time, only
+    calls with an inference count. Kept apart from results, since they vary between runs.
     """
 
     calls: int
