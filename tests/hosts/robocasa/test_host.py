@@ -30,7 +30,7 @@ from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_bench.trajectory.marks import standin_benchmarks
+from safevla_bench.trajectory.marks import Kitchen, standin_benchmarks
 from safevla_recorder.mujoco.recorder import copy_state
 from safevla_recorder.robocasa import is_standin
 
@@ -106,7 +106,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
     assert paths
     assert not any(path.startswith("/") for path in paths), "no path of this machine"
 
-    start = kitchens.KitchenStart("pretrain", 1, 1, 0)
+    start = Kitchen("pretrain", 1, 1, 0)
     with closing(kitchens.make_kitchen(make_env("PickPlaceSinkToCounter").task, start, Wants())) as kitchen:
         kitchen.set_ep_meta(meta)
         kitchen.reset()
@@ -119,7 +119,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
 def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
     scene, states = fields(batch), batch.sim_state.episode_rows(0)
-    start = kitchens.KitchenStart(*(scene[name] for name in ("split", "layout", "style", "seed")))
+    start = Kitchen(*(scene[name] for name in ("split", "layout", "style", "seed")))
     with closing(kitchens.make_kitchen(make_env("PickPlaceDrawerToCounter").task, start, Wants())) as kitchen:
         kitchen.reset()
         for _ in range(2):  # settling, as in `record`

@@ -13,10 +13,11 @@ from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks.loader import load_registry
+from safevla_bench.trajectory.marks import Kitchen
 from safevla_recorder.robocasa import goal_target, is_standin, moved_fixture
 
 
-def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
+def start(split: str, index: int, no_layouts=(), no_styles=()) -> Kitchen:
     return kitchens.pick_scene(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
 
 
@@ -49,8 +50,8 @@ def test_the_older_horizons_are_two_thirds_of_the_newer():
 
 
 def test_target_scenes_come_in_turn_and_the_generator_s_seed_tells_the_rounds_apart():
-    assert start("target", 0) == kitchens.KitchenStart("target", 1, 1, 7000)
-    assert start("target", 13) == kitchens.KitchenStart("target", 4, 4, 7013)
+    assert start("target", 0) == Kitchen("target", 1, 1, 7000)
+    assert start("target", 13) == Kitchen("target", 4, 4, 7013)
     assert {(scene.layout, scene.style) for scene in map(lambda k: start("target", k), range(50))} == {
         (k, k) for k in range(1, 11)
     }
