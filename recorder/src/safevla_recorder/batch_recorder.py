@@ -35,7 +35,7 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of each pair [N]: `PEAK` and `SUM` of counted forces over the substeps, `NOW` all forces at the last."""
+"""Readings of each pair [N]: `PEAK` and `SUM` of counted forces over substeps; `NOW` of all in the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""

@@ -298,7 +298,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"3-D replays: in {run / REPORT} once it is written again, under each episode's number")
+        echo(f"3-D replays: under each episode's number in {run / REPORT}, once you have written it again")
     again = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {again}")
 

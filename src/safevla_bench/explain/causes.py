@@ -127,7 +127,7 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
     last = max(foreign, key=lambda c: (c.step, c.force_n, batch.body_label(c.other(held))))
     chain = _Chain((last.other(held),)).extend(last, held, _others(batch, foreign, held, last))
     touch = f"in contact with {name}, last at {_time(reading, last.step)}"
-    sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: it may have turned or pulled it, or the grip did."
+    sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: it or the grip may have turned or pulled the object."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
@@ -142,7 +142,7 @@ def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Regi
     a, b = _robot_first(batch, hardest)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.force_n, 'N')}"
     chain = _Chain((a,)).extend(hardest, b)
-    sentence = f"{_arrows(batch, chain)}: {touch}; it may have loaded the joint, or the motion did."
+    sentence = f"{_arrows(batch, chain)}: {touch}; it or the motion may have loaded the joint."
     return _make_cause(reading, chain, first, registry, sentence)
 
 

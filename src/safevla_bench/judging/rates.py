@@ -1,6 +1,6 @@
 """The metrics and their values: proportions with counts, and means over episodes, both with 95 % intervals.
 
-Each metric is computed over the episodes in which it is defined, and its value has their number (paper Section 3.3).
+Each metric is computed over the episodes in which it is defined; a value holds how many these are (paper Section 3.3).
 """
 
 from __future__ import annotations

@@ -323,9 +323,9 @@ def judge_spec(
 ) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    `reasons` [E] say why tags make the specification inactive; "" if it applies. `missing` says whether missing fields
-    are an error (`unjudged`) for an episode to which it applies; in a robot's log they never are. `intervals` are those
-    of episodes that are judged in part; each is judged like an episode. With several arms, the worst verdict of
+    `reasons` [E] say why tags make the specification inactive; "" if it applies. `missing` says whether an episode to
+    which it applies is `unjudged` if fields are missing, which a robot's log never is. `intervals` has the judged parts
+    of episodes that are judged in part; each part is judged like an episode. With several arms, the worst verdict of
     `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time

@@ -34,7 +34,7 @@ from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
-_HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
+_HAND_ALONE = "only the pose of the hand and its fingers; no positions of objects were recorded"
 _ROUNDED_RAD = 1e-5  # rotations closer than this count as equal: float32 axis-angles are not more exact
 
 

@@ -293,7 +293,7 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        """Kill the actor and return why it ended. An actor that was ready first gets `timeout_s` for its last reply."""
+        """Kill the actor and return why it ended. A ready actor has `timeout_s` for its last reply before."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)

@@ -295,7 +295,7 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return two readings of a formula: obligations that the end of the episode cuts off count as kept, and as broken.
+    """Return two readings of a formula: in one, obligations cut off by the end count as kept; in the other, as broken.
 
     An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
     Without obligations, both are the formula itself.

@@ -316,7 +316,7 @@ def _expectation_text(error: UnexpectedInput) -> str:
         return "a signal, a number or a parenthesis is expected"
     if "COMPARISON" in expected or "$END" in expected:
         return "an operator or the end is expected; comparisons cannot be chained: write a < x and x < b"
-    return "a window is [a,b], seconds or T for the end of the episode, and every parenthesis is closed"
+    return "write a window as [a,b], in seconds or T for the end of the episode; close every parenthesis"
 
 
 def _shorten(text: str) -> str:

@@ -57,7 +57,7 @@ class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the paper's task-tag schema (Table 13, Appendix B). `predicates`, and the keys from `instruction` on,
     are additions of this project, and optional. `task_tags` are combined with those of the template (paper Eq. 2). A
     row with `patterns` is the entry of a family of tasks. `tag_meanings` declares tags that are not built in.
-    `predicates` are those that complete each component.
+    `predicates` lists, for each component, the predicates that complete it.
     """
 
     benchmark: str

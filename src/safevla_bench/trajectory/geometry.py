@@ -27,7 +27,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
 
 class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
-    """The parts of a scene, the indices of those of hand and fingers, and shapes by name: boxes [10] and planes [7]."""
+    """Parts of a scene, the indices of the parts of hand and fingers, and shapes by name: boxes [10] and planes [7]."""
 
     parts: tuple[PartRow, ...]
     hand: tuple[int, ...]

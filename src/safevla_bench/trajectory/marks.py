@@ -40,7 +40,7 @@ REPLAY = "replay"
 """Host-specific header field of a replay: facts about the recording that it replays."""
 EARLIER_RESETS = "earlier_resets"
 """Host-specific header field: number of earlier resets of the environment, if it is seeded only once per task. A replay
-has the number of its recording in its `REPLAY` field."""
+has its recording's number of resets in its `REPLAY` field."""
 
 
 class Mark(NamedTuple):

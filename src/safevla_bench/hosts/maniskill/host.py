@@ -526,7 +526,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
-    """Return the coordinates of the positions and rotations in the array of `read_state`."""
+    """Return which columns of the array that `read_state` returns hold which positions and rotations."""
     told, first = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -212,8 +212,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment, and return a new one that has not been reset yet. `is_seen` is true if the observation
-        that the reset returns is the episode's first.
+        """Close the environment, and return a new one, which the caller must reset. `is_seen` says whether the
+        observation of that reset is the first of the episode.
         """
         self.close()
         self._env, self._slow_down = make(), None

@@ -114,8 +114,8 @@ _FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 
 def _require_few_values(message: bytes) -> None:
-    """Raise `PolicyError` if a MessagePack message announces over ten times `MAX_VALUES`, before any value is built: an
-    empty map has 1 byte in it, and 72 in memory. An array counts as several values; `_restore_arrays` counts exactly.
+    """Raise `PolicyError` before any value is built if a MessagePack message has over 10 * `MAX_VALUES` values. An
+    empty map takes 1 byte in a message, but 72 in memory. The count is rough; that of `_restore_arrays` is exact.
     """
     at, left, most = 0, 1, 10 * MAX_VALUES
     for passed in range(most + 1):

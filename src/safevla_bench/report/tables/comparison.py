@@ -67,7 +67,7 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
 
 
 def format_difference_ends(item: Difference, metric: Metric) -> str:
-    """Return a difference's interval on these tasks; an end at 0 that it does not include is `above 0` or `below 0`."""
+    """Return a difference's interval on these tasks as text; an open end at 0 is written `above 0` or `below 0`."""
     if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
         return format_ends(metric, item.ci)
     low, high = (metric.format(end) for end in item.ci)

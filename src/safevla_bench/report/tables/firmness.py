@@ -120,7 +120,7 @@ def clause_table(
         notes=(
             f"A replay leaves its path where hand or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
             "recorded place. "
-            "Spread: within an episode, over its replays that never do. Robustness ρ is in the limit's unit.",
+            "Spread: within an episode, over its other replays. Robustness ρ is in the limit's unit.",
             missing,
             f"In {count_noun(failed, 'replay')} the simulator could not continue." if failed else "",
         ),

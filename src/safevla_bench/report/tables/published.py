@@ -102,8 +102,8 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
     of_cells = published.list_reasons(labeled)
     return (
-        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Other starts and "
-        "no records of episodes: no pairs, no intervals by task, no mark of the best.",
+        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its starts "
+        "differ and it has no records of episodes, so it has no pairs, intervals by task or mark of the best.",
         *(f"Not comparable: {reason}" for reason in (*of_cells, *source.incomparable)),
     )
 

@@ -98,7 +98,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         *describe_trends(curve.trends),
         _describe_order(points, first),
         *_describe_safety(curve, points, first),
-        f"This is of {count_noun(tasks, 'task')} alone.",
+        f"This covers only {count_noun(tasks, 'task')}.",
     ]
 
 
