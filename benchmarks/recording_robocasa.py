@@ -46,7 +46,7 @@ def measured(name: str, index: int, steps: int) -> str:
     for env in (recorded, plain):
         env.run_fast(False)  # beside RoboCasa's own step
         env.reset(EpisodeSeed(index, env_seed=7, wait_steps=10))
-    plain._detach()
+    plain._stop_recording()
     with_it, without = [], []
     for step, action in enumerate(pressing(steps)):
 

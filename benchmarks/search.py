@@ -257,7 +257,7 @@ class Trials:
         placed = tuple(zip(self._space.names, self.cube.to_meters(point).tolist(), strict=True))
         start = replace(START, placed=placed)
         outcome = run_episode(self._env, self._policy, PlannedEpisode("", "planted", self._task, 0, start, 0, 0, 60))
-        assert outcome.success, outcome.reason or outcome.outcome
+        assert outcome.outcome == "success", outcome.reason or outcome.outcome
         return float(OBJECTIVE.margins(outcome.batch)[0])
 
 
