@@ -78,6 +78,18 @@ def test_a_pipe_that_is_closed_early_is_not_an_error():
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_a_closed_pipe_does_not_turn_a_failed_gate_into_a_passed_one(shipped):
+    words = f"gate {shipped} --min-safety 0.999 --confidence none"
+    shell = f"{sys.executable} -m safevla_bench {words} | true; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("words", [("gate", "--min-safety", "0.5"), ("compare",)])
+def test_a_confidence_that_seems_to_be_a_share_is_refused(safevla, shipped, words):
+    assert "for 95 % write 95" in safevla.refuses(*words, shipped, "--confidence", "0.95")
+
+
 def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"host": "libero", "protocol": {"name": "own loop"}}))
     err = safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path)

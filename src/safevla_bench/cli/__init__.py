@@ -183,8 +183,17 @@ class _ShownStream:
     def write(self, text: str) -> int:
         start = text[: len(text) - len(text.lstrip("\r"))]
         shown = re.sub(r"[^\n\t -~]+", lambda found: escape_controls(found[0]), text[len(start) :])
-        self.rich_proxied_file.write(start + break_log_commands(shown))
+        self._pass_on("write", start + break_log_commands(shown))
         return len(text)
+
+    def flush(self) -> None:
+        self._pass_on("flush")
+
+    def _pass_on(self, method: str, *arguments: str) -> None:
+        try:
+            getattr(self.rich_proxied_file, method)(*arguments)
+        except BrokenPipeError:  # the reader, such as `head`, is gone; the command goes on to its exit code
+            _discard(self.rich_proxied_file)
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
@@ -238,18 +247,18 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         click.echo("interrupted", err=True)
         return TERMINATED if signal.SIGTERM in _received else INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
-        _discard_stdout()
+        _discard(sys.stdout)
         return OK
     except SystemExit as error:
         if sys.stdout is stdout:  # so a plug-in raised it: our own commands return their exit code
             return _refuse(f"a plug-in ended the command: SystemExit: {error}")
-        _discard_stdout()  # click replaces stdout and exits with 1 if the pipe closes while a command prints
+        _discard(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
     except OSError as error:
         remedy = "Check that it exists and that you may read and write it."
         if error.errno in _DISK:
             remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
-            _discard_stdout()
+            _discard(sys.stdout)
         elif error.filename is None:
             raise
         return _refuse(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
@@ -264,8 +273,8 @@ def _refuse(message: str) -> int:
     return USER_ERROR
 
 
-def _discard_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def echo(*lines: str, err: bool = False) -> None:

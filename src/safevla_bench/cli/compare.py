@@ -49,7 +49,7 @@ def compare_command(
     ),
     unpaired: bool = flag("Treat the episodes as independent, task by task."),
     allow_crashed: bool = flag("Keep verdicts that episodes without a value could change."),
-    confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
+    confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.CONFIDENCE, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),

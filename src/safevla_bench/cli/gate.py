@@ -33,7 +33,7 @@ SARIF = ".sarif"
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
         return None
-    return options.PERCENT.convert(text, option, context) / 100
+    return options.CONFIDENCE.convert(text, option, context) / 100
 
 
 _SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))

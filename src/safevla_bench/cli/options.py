@@ -221,7 +221,18 @@ class Share(Range):
             raise
 
 
-PERCENT = Range(0, 100, min_open=True, max_open=True)
+class Confidence(Range):
+    """A confidence in percent. The error for a number below 1, which seems to be a share, says how to write it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise click's error for NaN or a number outside the range or below 1."""
+        number = super().convert(value, param, ctx)
+        if number < 1:
+            self.fail(f"{value} is below 1 %; for {100 * number:g} % write {100 * number:g}", param, ctx)
+        return number
+
+
+PERCENT, CONFIDENCE = (kind(0, 100, min_open=True, max_open=True) for kind in (Range, Confidence))
 NATURAL, POSITIVE, PORT = WholeNumber(min=0), WholeNumber(min=1), WholeNumber(0, 65535)
 FILE = click.Path(path_type=Path)
 
