@@ -269,3 +269,10 @@ def test_the_same_task_in_two_files_is_refused(tmp_path):
 def test_a_file_that_cannot_be_read_is_refused(name, message):
     with pytest.raises(RegistryError, match=f"{name}: {message}"):
         load_registry([Path(name)])
+
+
+@pytest.mark.parametrize(("task", "is_warned"), [("pick/cup", True), ("pnp-basic/cup", False), ("cup", False)])
+def test_a_log_s_task_that_names_an_unknown_template_is_warned_of(caplog, task, is_warned):
+    entry = load_registry().find_entry("real-robot", task)
+    assert (entry.template, bool(entry.tags)) == (("pnp-basic", True) if task.startswith("pnp") else (None, False))
+    assert ("'pick'" in caplog.text and "pnp-basic" in caplog.text) == is_warned

@@ -231,7 +231,10 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
     roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=bodies)
     return recorder.Scene(
-        *(body_name, roles, objects, links),
+        body_name=body_name,
+        roles=roles,
+        objects=objects,
+        links=links,
         fingers=(recorder.geom_ids(model, geoms["left_finger"]), recorder.geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),

@@ -193,8 +193,9 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         return words
     if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
-        remedy = 'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the '
-        raise HostError(problem, remedy=f"{remedy}task. Known: {', '.join(goals)}.")
+        example = 'goal=("in", "obj", "container") or goal=("open", "drawer")'
+        remedy = f"Pass it to record: {example}, by the names in the task. Known: {', '.join(goals)}."
+        raise HostError(problem, remedy=remedy)
     return goals[task]
 
 
@@ -282,7 +283,10 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot)
     fingers = kitchen.robots[0].gripper["right"].important_geoms
     return recorder.Scene(
-        *(body_name, roles, objects, links),
+        body_name=body_name,
+        roles=roles,
+        objects=objects,
+        links=links,
         fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),

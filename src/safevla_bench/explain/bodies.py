@@ -30,8 +30,18 @@ from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
 BodyKind = str  # one of `BODY_KINDS`
 BODY_KINDS: tuple[BodyKind, ...] = (
-    *("arm link", "gripper", "mount", "mobile base", "robot part", "target", "distractor", "goal receptacle"),
-    *("bystander of unknown kind", "goal fixture", "fixture link", "furniture"),
+    "arm link",
+    "gripper",
+    "mount",
+    "mobile base",
+    "robot part",
+    "target",
+    "distractor",
+    "goal receptacle",
+    "bystander of unknown kind",
+    "goal fixture",
+    "fixture link",
+    "furniture",
 )
 """The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
 # robosuite names each body of a robot after the robot's part: version 1.4 for LIBERO, 1.5 for RoboCasa.

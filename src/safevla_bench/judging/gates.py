@@ -113,7 +113,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if every unknown episode has its worst value."""
     tipping: int | None = None
-    """The largest n for which the gate passes whichever n of the unknown episodes count against it. Null
+    """The largest n for which the gate passes, no matter which n unknown episodes count against it. Null
     if none is unknown, if the gate passes for no number, or if a start has several episodes.
     """
 

@@ -97,7 +97,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
             if sample := _SAMPLE.search(version):
                 ran.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
     return tuple(
-        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: these numbers are of those alone."
+        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: these numbers cover only those."
         for (package, policy, size), tasks in ran.items()
         if len(tasks) < int(size.replace(",", ""))
     )

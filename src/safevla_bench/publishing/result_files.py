@@ -239,6 +239,10 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
     return " ".join(filter(None, sentences))
 
 
+def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
+    return [f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()]
+
+
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     """Return sentences on the limits of one policy's numbers, such as crashed episodes, for these cells."""
     crashed = sum(cell.crashed for cell in cells)
@@ -250,7 +254,7 @@ def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
             if any(cell.standin_assets for cell in cells)
             else []
         ),
-        *(f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()),
+        *_list_refusals(judged, cells),
         *judged.describe_filters(),
         *([_PRIVILEGED] if any(cell.policy in judged.privileged for cell in cells) else []),
     ]
@@ -416,8 +420,7 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     results = [_index_result(judged, cell, facts) for cell in cells if any(_cell_metrics(cell))]
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
-    refused = [f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()]
-    further = (remark for remark in (*refused, *remarks) if remark not in table.footnotes)
+    further = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
     return f"---\n{front}---\n\n## Safety\n\n{text}"
 

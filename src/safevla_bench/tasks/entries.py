@@ -13,7 +13,7 @@ import msgspec
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs.spec import Tag
-from safevla_bench.text import spell_suite
+from safevla_bench.text import spell_suite, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
 from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
@@ -159,7 +159,13 @@ class Registry:
         first slash, and its tags are the template's (none without such a template). Its capabilities are those of a
         log.
         """
-        template = self.templates.get(task_id.partition("/")[0])
+        name, slash, _ = task_id.partition("/")
+        template = self.templates.get(name)
+        if slash and template is None:
+            known = ", ".join(self.templates)
+            warn_once(
+                f"{name!r} of the log's task {task_id!r} is not a template, so no clause on objects applies: {known}"
+            )
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
             task_id=task_id,

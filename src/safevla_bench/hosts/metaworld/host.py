@@ -288,7 +288,10 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     parts = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
     fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
     return mujoco_recorder.Scene(
-        *(names, roles, objects, links),
+        body_name=names,
+        roles=roles,
+        objects=objects,
+        links=links,
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
         eef_site=int(model.site("endEffector").id),
         arm_dofs=(),

@@ -310,8 +310,13 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
     return Scene(
-        *(names, roles, objects, {}),
-        *(only_arm.fingers, only_arm.eef_site, only_arm.arm_dofs),
+        body_name=names,
+        roles=roles,
+        objects=objects,
+        links={},
+        fingers=only_arm.fingers,
+        eef_site=only_arm.eef_site,
+        arm_dofs=only_arm.arm_dofs,
         arms=arms,
         fixtures=(
             frozenset({names[0], *free} - set(objects)),

@@ -391,9 +391,9 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
-    for name, (what, differences) in _MADE_AGAIN.items():
+    for name, (what, differences, most_bytes) in _MADE_AGAIN.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
-            find = partial(_find_difference, run / name, contents[name], differences)
+            find = partial(_find_difference, run / name, contents[name], differences, most_bytes)
             findings.append(_compare_again(name, run / name, f"judged again, the same {what}", find))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
@@ -429,8 +429,10 @@ _Differences = Callable[[bytes, bytes], Iterator[str]]
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, zlib.error, pa.ArrowException, RecordError)
 
 
-def _find_difference(written: bytes | Path, expected: bytes, differences: _Differences) -> str | None:
-    content = written if isinstance(written, bytes) else read_input(written, folder.MAX_VERDICTS_BYTES)
+def _find_difference(
+    written: bytes | Path, expected: bytes, differences: _Differences, most_bytes: int = folder.MAX_SCORES_BYTES
+) -> str | None:
+    content = written if isinstance(written, bytes) else read_input(written, most_bytes)
     return None if content == expected else next(differences(content, expected), None)
 
 
@@ -477,10 +479,10 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
     return f"{place}: {shown[0]} is written, the archive gives {shown[1]}"
 
 
-_MADE_AGAIN: Mapping[str, tuple[str, _Differences]] = {
-    folder.SCORES: ("bytes", _json_differences),
-    folder.SCORES_TABLE: ("rows", _row_differences),
-    folder.VERDICTS: ("verdicts", _verdict_differences),
+_MADE_AGAIN: Mapping[str, tuple[str, _Differences, int]] = {
+    folder.SCORES: ("bytes", _json_differences, folder.MAX_SCORES_BYTES),
+    folder.SCORES_TABLE: ("rows", _row_differences, folder.MAX_SCORES_BYTES),
+    folder.VERDICTS: ("verdicts", _verdict_differences, folder.MAX_VERDICTS_BYTES),
 }
 
 

@@ -102,8 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate of n episodes behind a printed percentage; without a value if it is not printed. Of the counts
-    that round to the percentage, the nearest is used; the interval covers the Wilson 95 % intervals of all of them.
+    """Return the rate of n episodes behind a printed percentage; without a value if it is not printed. The nearest
+    count that rounds to the percentage is used; the interval covers the Wilson 95 % intervals of all of them.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]

@@ -53,7 +53,7 @@ class TableInputs:
     records: EpisodeIndex | None = None
     """Records of the episodes, which some tables read again; None = not available."""
     remarks: Sequence[str] = ()  # sentences below every table, such as that a run was interrupted
-    facts: Collection[str] = ()  # the remarks that are no warnings, such as versions and latency
+    facts: Collection[str] = ()  # the remarks that are not warnings, such as versions and latency
 
     @property
     def registry(self) -> Registry:

@@ -173,8 +173,7 @@ def describe_changes(report: ChangeReport) -> str:
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
         for metric in MEASURED
-        if row.change != CONTROL and (item := row.differences[metric.key]).excludes_zero
-        for sign in [1 if (item.difference or 0.0) > 0 else -1]
+        if row.change != CONTROL and (sign := _sign(item := row.differences[metric.key]))
     ]
     controls = [row for row in report.changes if row.change == CONTROL]
     noise = [
@@ -184,6 +183,10 @@ def describe_changes(report: ChangeReport) -> str:
     answer = f"{'; '.join(moved)}." if moved else "No change is shown to move SR or Safety."
     again = f"Run again without a change: {'; '.join(noise)}." if noise else "There is no control: run the suite twice."
     return f"{answer[:1].upper()}{answer[1:]} {again}"
+
+
+def _sign(item: Difference) -> int:
+    return (1 if (item.difference or 0.0) > 0 else -1) if item.excludes_zero else 0
 
 
 def _points(item: Difference, sign: int = 1) -> str:

@@ -7,14 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
-from typing import Any
-from xml.sax.saxutils import escape
+from xml.etree import ElementTree
 
 import msgspec
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.errors import find_exception
-from safevla_bench.files import fill_template
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import NOOP, Baseline, Summary
 from safevla_bench.judging.rates import METRICS
@@ -188,17 +186,30 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
     The XML contains no times, so the same report gives the same bytes.
     """
+    verdicts = [outcome.verdict for outcome in checked.outcomes]
+    totals = {
+        "tests": str(len(verdicts)),
+        "failures": str(verdicts.count("failed")),
+        "errors": str(verdicts.count("undecided")),
+        "skipped": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
+    properties = ElementTree.SubElement(suite, "properties")
     facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
-    facts += [("note", note) for note in checked.notes]
-    cases = [
-        (f"{row.policy or 'all'} / {row.suite or 'all'}", _gate_name(row), row.verdict, _outcome_message(row))
-        for row in checked.outcomes
-    ]
-    values: dict[str, Any] = {"facts": [(name, value) for name, value in facts if value], "cases": cases}
-    for counted, verdict in (("failures", "failed"), ("errors", "undecided")):
-        values[counted] = sum(outcome.verdict == verdict for outcome in checked.outcomes)
-    filters = {"xml": lambda text: escape(escape_controls(text))}
-    return fill_template("safevla_bench.report", "templates/gates.xml", filters, **values).encode()
+    for name, value in [*facts, *(("note", note) for note in checked.notes)]:
+        if value:
+            ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
+    for outcome in checked.outcomes:
+        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
+        name = escape_controls(_gate_name(outcome))
+        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
+        if outcome.verdict != "passed":
+            kind = "failure" if outcome.verdict == "failed" else "error"
+            message = escape_controls(_outcome_message(outcome))
+            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 _Cells = Collection[tuple[str | None, str]]

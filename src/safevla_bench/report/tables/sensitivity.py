@@ -113,10 +113,7 @@ class _CellPoint(NamedTuple):
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
-    changes: VerdictChanges  # changes from the verdicts of the first reading
-
-
-_NO_CHANGES = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
+    changes: VerdictChanges | None = None  # changes from the verdicts of the first reading
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
@@ -142,7 +139,7 @@ def variant_table(
     return tabulate(
         title,
         [
-            _CellPoint(curve, variant.name, point, _NO_CHANGES)
+            _CellPoint(curve, variant.name, point)
             for curve in ablation.curves
             for variant, point in zip(ablation.variants, curve.points, strict=True)
         ],
@@ -203,11 +200,13 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 
 def _changed_cell(row: _CellPoint) -> Cell:
+    assert row.changes is not None
     lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
     return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
 
 
 def _format_differences(row: _CellPoint) -> str:
+    assert row.changes is not None
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
 
