@@ -200,7 +200,7 @@ def test_equal_runs_say_nothing():
 
 def test_few_tasks_say_nothing_of_others():
     text = describe(checkpoint("1", 0.0, 0.5, tasks=3, states=40), checkpoint("2", 0.9, 0.5, tasks=3, states=40))
-    assert "3 tasks alone" in text
+    assert "only 3 tasks" in text
 
 
 # What is not a series
