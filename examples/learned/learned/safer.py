@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     students = list_students([int(seed) for seed in chosen.seeds.split(",")])
     plan = Plan(
-        chosen.out, tasks=(TASK,), steps=1000, states=15, pair_states=10, checkpoints=(), students=tuple(students)
+        chosen.out, tasks=(TASK,), steps=1000, states=20, pair_states=10, checkpoints=(), students=tuple(students)
     )
     if chosen.starts:
         starts_file(plan).write_bytes(dump_json(draw_starts(plan)))
