@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from safevla_bench.errors import Place, PluginError, RunError, SafevlaError
-from safevla_bench.text import HIDDEN, is_secret_name, redact_secrets
+from safevla_bench.text import HIDDEN, is_secret_name, redact_secrets, suggest_names
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 OWN_DISTRIBUTION = "safevla-bench"
@@ -116,8 +116,9 @@ class PluginGroup:
         """Return the entry point, not loaded. Raises the group's `error` if it is missing or an argument is secret."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
-            names = ", ".join(self.names()) or "none: install the package itself with pip"
-            raise self.error(f"there is no {self.singular} {name!r}", remedy=f"{self.plural} installed here: {names}.")
+            names = self.names() or ("none: install the package itself with pip",)
+            remedy = f"{suggest_names(name, names, f'{self.plural} installed here')}."
+            raise self.error(f"there is no {self.singular} {name!r}", remedy=remedy)
         refuse_secrets(f"{self.singular} {name!r}", arguments, self.error)
         return entry
 

@@ -175,15 +175,17 @@ def parse_json(line: bytes) -> dict[str, object]:
             refuse(f"the key {next(name for name, count in counts.items() if count > 1)!r} is repeated")
         return table
 
-    def refuse(problem: str) -> NoReturn:
-        raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
+    def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
+        raise RecordError(problem, remedy=remedy, place=Place(episode=_guess_episode_id(line)))
 
     try:
         tree = load_json(line, object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        refuse(f"malformed JSON, at its line {error.lineno}, column {error.colno}: {error.msg}")
+        rest = line[error.pos :].strip()
+        remedy = _REMEDY_JSON if rest else "The episode seems cut off: copy the file again, or leave this episode out."
+        refuse(f"malformed JSON at character {error.pos + 1:,} of the record: {error.msg}", remedy)
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # an integer with more digits than Python converts
@@ -262,7 +264,7 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
             break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
         numbers = [child for child in layer if isinstance(child, float)]
-        _check_rule(all(map(math.isfinite, numbers)), "one is not a finite number")
+        _check_rule(all(map(math.isfinite, numbers)), "one is not a finite number", "Write null for an unknown number.")
         layer = [child for child in layer if isinstance(child, dict | list)]
     _check_rule(not layer, f"they nest more than {MAX_DEPTH} deep")
     return extra
@@ -292,9 +294,11 @@ def _check_level(fields: object, level: str) -> None:
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema")
 
 
-def _check_rule(holds: bool, rule: str) -> None:
+_REMEDY_EXTRA = 'Write {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}} with fields beyond the schema.'
+
+
+def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
     if not holds:
-        remedy = 'Write {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}} with fields beyond the schema.'
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
 

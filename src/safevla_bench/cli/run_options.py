@@ -37,7 +37,7 @@ from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.specs.file_formats import BUILT_IN
-from safevla_bench.text import redact_secrets, spell_suite
+from safevla_bench.text import redact_secrets, spell_suite, suggest_names
 
 
 def _name_policy(text: str) -> RequestedPolicy:
@@ -217,7 +217,8 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot be read: {error}", remedy="Name a TOML file.", place=Place(str(path))) from None
+        remedy = 'Name a TOML file; texts are in quotes: host = "libero".'
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(str(path))) from None
     running, judging = config_keys(context.command)
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
@@ -225,8 +226,8 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in below.items()}}.items():
         if key not in known:
-            remedy = f"Keys: {', '.join(known)}."
-            raise RunError("there is no such key", remedy=remedy, place=Place(str(path), field=key))
+            remedy = f"{suggest_names(key, known, 'keys')}."
+            raise RunError(f"unknown key {key!r}", remedy=remedy, place=Place(str(path), field=key))
         option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
         read = [_read_value(item, option, Place(str(path), field=key), context) for item in items]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -76,6 +77,9 @@ def score_command(
         for log in filter(None, map(logs.find_log, sources.paths)):
             log.require_mapping()  # raises an error that prints a mapping for the log, if it has none
     folder, kept = options.choose_output(out, sources.paths), ""
+    if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
+        remedy = "Name a new folder; only a run's own judgement is written into its folder."
+        raise RunError("this is the folder of another run", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
         survey = Survey()
         judged = judge(

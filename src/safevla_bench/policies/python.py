@@ -194,7 +194,11 @@ def blame_foreign(what: str, remedy: str) -> Iterator[None]:
 
 
 def _describe_foreign(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and frame.filename != __file__
+    ]
     file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename is not None:

@@ -106,8 +106,10 @@ def _built_in_library(name: str) -> Library:
 
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     if not str(path).endswith((".toml", ".json", ".jsonl")):
-        remedy = f"built-in: {', '.join(file_formats.BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
-        raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
+        built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
+        is_file = isinstance(path, RuleFile) or path.exists()
+        problem = "rules are not read from this kind of file:" if is_file else "there is no specification library"
+        raise SpecError(f"{problem} {str(path)!r}", remedy=f"name a .toml, .json or .jsonl file; {built_in}")
     source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(

@@ -306,7 +306,15 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
         return _column_error(position + 1, f"{text[position]!r} is not part of the grammar", f"operators: {_OPERATORS}")
-    problem = "the formula is incomplete" if text.strip() else "the formula is empty"
+    if not text.strip():
+        return _column_error(len(text) + 1, "the formula is empty", _expectation_text(error))
+    opened: list[int] = []
+    for column, character in enumerate(text, 1):
+        if character in "([":
+            opened.append(column)
+        elif character in ")]" and opened:
+            opened.pop()
+    problem = "the formula is incomplete" + (f": nothing closes column {opened[-1]}" if opened else "")
     return _column_error(len(text) + 1, problem, _expectation_text(error))
 
 

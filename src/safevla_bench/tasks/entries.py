@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -148,6 +149,8 @@ class Registry:
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
         problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that matches it"
+        if suites := get_close_matches(benchmark, () if benchmark in self.benchmarks else self.benchmarks, cutoff=0.8):
+            problem += f"; did you mean {suites[0]!r}?"
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _varied_task(self, benchmark: str, task_id: str) -> str:

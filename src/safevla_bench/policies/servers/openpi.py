@@ -132,7 +132,8 @@ class WebsocketModel(RemoteModel):
             answer = error.__cause__ if isinstance(error, ValueError) else error
             status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
             if status is None or status >= 500:  # from a proxy whose server is not running
-                return servers.describe_cause(error)
+                foreign = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
+                return foreign + servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
 

@@ -156,7 +156,8 @@ def decide_pose(
         return layout._replace(position=position, rotation=turns)
     width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
-        raise ValueError(f"which numbers are the pose? There are {size}, counted from 0; use each once")
+        used = ", ".join(map(str, stated))
+        raise ValueError(f"the mapping uses the numbers {used}, but there are {size}, counted from 0; use each once")
     if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import Meta
+from msgspec import Meta, inspect
 from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import refuse_field
@@ -31,7 +31,7 @@ from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import names as naming
 from safevla_bench.sources.logs import wrench
-from safevla_bench.text import escape_controls, warn_once
+from safevla_bench.text import escape_controls, suggest_names, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
@@ -240,7 +240,10 @@ def read_mapping(path: Path) -> LogMapping:
         _require_finite(tree)
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
-        mapping = msgspec.convert(_collect_arms(tree), LogMapping)
+        try:
+            mapping = msgspec.convert(_collect_arms(tree), LogMapping)
+        except msgspec.ValidationError as error:
+            raise _explain_mapping(str(error)) from None
         _require_same_parts(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         facts = mapping.episode, *mapping.trials
@@ -263,6 +266,24 @@ def read_mapping(path: Path) -> LogMapping:
             others = "for others, put the tags into a --rules file"
             raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
     return mapping
+
+
+def _explain_mapping(text: str) -> RecordError:
+    """Return the error of msgspec's text, with the known keys or values at its place."""
+    problem, _, path = text.partition(" - at `$.")
+    names = re.findall(r"\[\.\.\.\]|\w+", path)
+    kind: Any = inspect.type_info(LogMapping)
+    for name in (*names, None):
+        kind = next((each for each in getattr(kind, "types", [kind]) if not isinstance(each, inspect.NoneType)), kind)
+        if name == "[...]":
+            kind = getattr(kind, "value_type", None) or getattr(kind, "item_type", None)
+        elif name is not None:
+            kind = next((field.type for field in getattr(kind, "fields", ()) if field.encode_name == name), None)
+    known = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
+    wrong = re.search(r"[`'](.*)[`']", problem)
+    listed = suggest_names(wrong[1] if wrong else "", map(str, known), "known here") if known else ""
+    remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
+    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=path.rstrip("`") or None))
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:

@@ -60,7 +60,7 @@ EXPORTS = frozenset(
 )
 """Files that commands write into a run folder if it is their only source, in addition to its judgement and pictures."""
 MISSING = "missing"
-_RESTORE = "Restore the file, or score the files under archive/ directly."
+_RESTORE = "Restore the file, or score the records themselves, under archive/ or raw/."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):

@@ -274,8 +274,8 @@ def require_run(path: Path, remedy: str = "A run folder holds run.json, as `safe
         return
     problem = "this is not a run folder"
     if (path / run_folder.SCORES).exists():
-        problem = "contains scores without their records"
-        remedy = "Name the source that was judged, with its --set, --library or --rules."
+        problem = f"contains scores, but is not a run folder: it has no {run_folder.RUN}"
+        remedy = "Name the run folder or archive that was judged, with its --set, --library or --rules."
     elif any(path.glob(f"*/{run_folder.RUN}")):
         problem, remedy = "contains run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
