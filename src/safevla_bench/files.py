@@ -22,7 +22,7 @@ from safevla_bench.memory import SETTING, limit_memory, read_budget
 
 T = TypeVar("T")
 _BEGUN = ".partial"
-MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; a run.json of 400,000 episodes has as much
+MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; the run.json of 400,000 episodes reaches it
 
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
@@ -54,11 +54,11 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` above `most_bytes` bytes."""
+    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` for a larger file."""
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
-        return stream.read()  # with a limit, `read` would allocate that much memory first
+        return stream.read()  # `read(most_bytes)` would allocate that many bytes even for a small file
 
 
 def decode_input(path: Path, decode: Callable[[bytes], T], most_bytes: int = MAX_DOCUMENT_BYTES) -> T:
@@ -73,11 +73,11 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
     """
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)
-        raise ValueError(f"its values may take more memory than allowed; set {SETTING}={gib:.2g} if you trust it")
+        raise ValueError(f"its values may take more memory than allowed; set {SETTING}={gib:.2g} if you trust the text")
     return msgspec.json.decode(text, type=kind)
 
 
-_LARGEST_GROWTH = 30  # bytes of memory per byte of JSON: the 3 bytes of `{},` need 88
+_LARGEST_GROWTH = 30  # most bytes of memory per byte of JSON: the text `{},`, 3 bytes, takes 88 bytes
 
 
 def read_shipped(package: str, name: str, kind: type[T]) -> T:
@@ -86,7 +86,7 @@ def read_shipped(package: str, name: str, kind: type[T]) -> T:
 
 
 def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
-    """Return a template from one of our packages, filled with `values`, which only `filters` can escape."""
+    """Return a template from one of our packages, filled with `values`. Only filters in the template escape values."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -135,7 +135,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Yield a stream to a hidden file next to the target. After the block, once the hidden file is on disk, it replaces
     the target, so that readers see the old or the new file, never a part. A device or a pipe is written directly.
-    Raises `FileError`, with an existing file unchanged, if writing fails or the block raises an `OSError`.
+    Raises `FileError` if writing fails or the block raises an `OSError`; an existing target then stays unchanged.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -172,7 +172,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    path.unlink(missing_ok=True)  # left by a dead process that had the same process id, or a link to another place
+    path.unlink(missing_ok=True)  # possibly left from a dead process with the same process id, or a link
     with path.open("x+b") as stream:
         yield stream
         stream.flush()
@@ -195,7 +195,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file, which is created if missing. On failure, restore its length and raise `FileError`."""
+    """Append to a file, and create it if missing. On failure, restore the file's length and raise `FileError`."""
     with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         try:
@@ -213,7 +213,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def own_path(folder: Path, *names: str) -> Path:
-    """Return an output's path in a folder. Raises `FileError` for a device, a pipe, or a link out of the folder."""
+    """Return the path of an output in a folder. Raises `FileError` for a device, a pipe, or a link out of `folder`."""
     path = folder.joinpath(*names)
     with translated_errors(path):
         if not path.resolve().is_relative_to(folder.resolve()):

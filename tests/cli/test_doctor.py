@@ -77,7 +77,7 @@ def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla)
         (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
         safevla.ok(*command.split()[:-2], "--task", "0", "--dry-run")
     assert "           'prompt' str\n" in out
-    assert "command after eval" in out
+    assert "eval command below" in out
 
 
 def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):

@@ -136,11 +136,11 @@ def test_episodes_that_were_added_after_the_scores_are_noticed_and_the_same_rule
     assert f"{own} --rules as-judged" in err
     safevla.ok("score", own, "--rules", tmp_path / "tags.toml")
     assert not (own / "experiments").exists(), "the same rules are not an experiment"
-    assert "write it again" not in safevla("open", own, "--no-browser")[2]
+    assert "update the report" not in safevla("open", own, "--no-browser")[2]
     scores = own / "scores.json"
     written = scores.read_bytes()
     scores.write_text(json.dumps({name: value for name, value in json.loads(written).items() if name != "sources"}))
-    assert "write it again" not in safevla("open", own, "--no-browser")[2], "they do not say what they judged"
+    assert "update the report" not in safevla("open", own, "--no-browser")[2], "they do not say what they judged"
     scores.write_bytes(written)
     assert verify_as_judged(safevla, own)[0] == 0
 

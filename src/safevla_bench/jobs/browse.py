@@ -23,7 +23,7 @@ from safevla_bench.text import NO_VALUE
 
 INDEX = "safevla-runs.html"  # file name of the index, in the folder of runs
 MOST_RUNS = 1000
-# Largest depth at which a run is found: 3 is RUNS/a/b/run.
+# Number of folder levels that are searched for runs: 3 levels include RUNS/a/b/run.
 _DEEPEST = 3
 
 
@@ -36,16 +36,16 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, it is the only
-    one. Searches 3 levels deep, but no links, hidden folders or folders inside a run. Raises `RunError` without a run.
+    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. A run folder contains only itself. Other
+    folders are searched 3 levels deep, without links and hidden folders. Raises `RunError` if there is no run.
     """
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
+        raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
     if _is_run(folder):
         return {folder.resolve().name: folder}
     folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
     if not folders:
-        remedy = "`safevla eval --out DIR` makes one; `safevla score FILE --out DIR` judges an archive into one."
+        remedy = "Make a run with `safevla eval --out DIR`, or judge an archive with `safevla score FILE --out DIR`."
         raise RunError(f"{folder} holds no run", remedy=remedy)
     return dict(sorted(folders.items())[:MOST_RUNS])
 
@@ -65,7 +65,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
-    """Return the table of runs, in the given order: a row per policy and suite, or one row that names a problem."""
+    """Return the table of runs. A run has a row per policy and suite, or one row that says why it has no results."""
     rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
     return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
 
@@ -75,7 +75,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
         scores = judged.ScoresFile.read(path)
         cells = scores.list_cells()
         problem = "" if cells else "no episode"
-    except (RunError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
         return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
@@ -88,15 +88,15 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 
 
 def find_page(folder: Path) -> Path:
-    """Return the page to open: the report of a run folder, or the index of the runs inside another folder, which is
-    written first. Raises `RunError` without a run or a report, and `FileError` if writing fails.
+    """Return the page to open: the report of a run folder, or for another folder the index of its runs, which this
+    function writes. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
     if folder not in runs.values():
         write_atomically(own_path(folder, INDEX), _render_index(folder, runs))
         return folder / INDEX
     if not (folder / REPORT).is_file():
-        raise RunError(f"{folder} has no report", remedy=f"Write it: safevla score {shlex.quote(str(folder))}")
+        raise RunError(f"{folder} has no report", remedy=f"Write the report: safevla score {shlex.quote(str(folder))}")
     return folder / REPORT
 
 
@@ -112,18 +112,18 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
             listing=list_runs(runs),
             addresses=dict.fromkeys(runs, "") | reports,
             policy=render.content_security_policy(style, script),
-            style=Markup(style),  # our own files, not foreign text
+            style=Markup(style),  # from this package, so no escaping is needed
             script=Markup(script),
         )
     )
 
 
 def describe_report(folder: Path) -> Iterator[str]:
-    """Yield sentences on a run's report: that the records have changed since, or that non-default rules judged."""
-    with suppress(SafevlaError):  # the page shows that a run cannot be read
+    """Yield remarks on a run's report: the records are newer than the report, or non-default rules judged the run."""
+    with suppress(SafevlaError):  # if the run cannot be read, the page shows this
         if _is_run(folder):
             digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
             if digest and None not in written and digest not in written:
                 again = format_rescore_command(folder)
-                yield f"episodes were recorded or changed since this report was written; to write it again: {again}"
+                yield f"episodes were recorded or changed after this report was written; to update the report: {again}"
             yield from judged.describe_maker(folder, find_rules([folder]))

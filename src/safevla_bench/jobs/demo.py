@@ -20,7 +20,7 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the shipped archive to a folder without other files; return its path. Raises `RunError` or `FileError`."""
+    """Copy the archive into a folder; return the copy's path. Raises `RunError` (other files exist) or `FileError`."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         if not (path.is_file() and path.read_bytes() == shipped):

@@ -31,7 +31,7 @@ def test_an_out_that_holds_something_is_a_warning(tmp_path):
     (tmp_path / "kept").touch()
     findings = [finding for finding in machine.check_machine(tmp_path) if finding.check == "--out"]
     assert [finding.level for finding in findings] == ["warning", "ok"]
-    assert "is there already" in findings[0].found
+    assert "is not an empty folder" in findings[0].found
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(monkeypatch, tmp_path):
@@ -119,4 +119,4 @@ def test_a_real_frame_is_rendered_by_a_named_renderer(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     level, text = graphics_by_check(quick=False)["rendering"]
     assert level == "ok", text
-    assert text.startswith("a frame by ")
+    assert text.startswith("a frame was rendered by ")

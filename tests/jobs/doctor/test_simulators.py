@@ -50,7 +50,7 @@ def test_robocasa_s_environment_serves_robosuite_s_own_tasks_too():
 def test_no_simulator_is_a_warning_and_one_that_is_asked_for_an_error_with_how_to_install_it():
     (finding,) = doctor.check_simulators({})
     assert finding.level == "warning"
-    assert "judge recorded episodes" in finding.found
+    assert "`safevla eval` has no simulator" in finding.found
     assert install_command("libero") in finding.remedy
     assert install_command("robocasa") in finding.remedy
     (finding,) = doctor.check_simulators({}, "libero")
@@ -66,7 +66,7 @@ TWO = LIBERO | ROBOCASA
         (
             LIBERO | {"mujoco": "3.1.0"},
             "warning",
-            f"mujoco 3.1.0 is installed, tested is {LIBERO['mujoco']}: records may differ",
+            f"mujoco 3.1.0 is installed, but the tested version is {LIBERO['mujoco']}: records may differ",
         ),
         (
             {name: version for name, version in LIBERO.items() if name != "mujoco"},
@@ -76,8 +76,8 @@ TWO = LIBERO | ROBOCASA
         (
             TWO | {"numpy": LIBERO["numpy"], "mujoco": LIBERO["mujoco"]},
             "error",
-            "robosuite 1.4.0 and praxis-robosuite 1.5.2.post1 install into one folder: "
-            "the later overwrote files of the earlier",
+            "robosuite 1.4.0 and praxis-robosuite 1.5.2.post1 install into the same folder: "
+            "the package installed last overwrote the other",
         ),
     ],
     ids=["another mujoco", "a part is missing", "both robosuites"],

@@ -1,6 +1,6 @@
 """Diagnosis of a machine: checks of what a run needs, with remedies.
 
-Renderers and simulators run in a separate process, because they can crash it.
+Renderers and simulators run in separate processes, because they may crash.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TEST_HOST = "fake"
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each check: machine, judging, simulators, graphics, one episode per simulator.
 
-    `host` limits the checks to one host, whose missing parts are then errors. `out` is the folder of a future run.
-    `quick` skips slow checks. Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
+    `host` limits the checks to one host; missing parts of this host are then errors. `out` is the folder of a future
+    run. `quick` skips slow checks. Raises `HostError` if `host` does not exist, `PluginError` if it cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)
@@ -71,7 +71,7 @@ def _load_host(name: str) -> None:
     load_registry(hosts.registry_files(name))
 
 
-# Versions of Python and the simulators: the tested ones, and known differences of others
+# Versions of Python and the simulators: tested versions, and known differences of untested versions
 
 
 # Two distributions that install a package folder with the same name, `robosuite`.
@@ -79,7 +79,7 @@ _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
 class TestedSimulator(msgspec.Struct, frozen=True):
-    """A host's simulator as tested: its main distribution, and the tested version of each distribution."""
+    """The tested simulator of a host: its main distribution, and the tested version of each of its distributions."""
 
     distribution: str
     versions: dict[str, str]
@@ -100,10 +100,10 @@ def tested_versions() -> TestedVersions:
 
 def check_python() -> Diagnosis:
     """Diagnose Python's version; a warning if this project is not tested with that version."""
-    found = f"{platform.python_version()} ({sys.executable}); tested are {', '.join(tested_versions().python)}"
+    found = f"{platform.python_version()} ({sys.executable}); tested versions: {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
         return passed_check("Python", found)
-    return warned_check("Python", found, "Make an environment with one of those.")
+    return warned_check("Python", found, "Make an environment with a tested version.")
 
 
 def installed_versions() -> dict[str, str]:
@@ -122,12 +122,12 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield diagnoses of the installed simulators (distribution -> version); an error if that of `host` is missing."""
+    """Yield diagnoses of the installed simulators (distribution -> version); an error if `host` lacks its simulator."""
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
-        problem = f"{conflicting} install into one folder: the later overwrote files of the earlier"
-        remedy = "Make an environment for each: python -m venv, then one of the extras."
+        problem = f"{conflicting} install into the same folder: the package installed last overwrote the other"
+        remedy = "Make a separate environment for each package: python -m venv, then install one of the extras."
         yield failed_check("robosuite", problem, remedy)
     for name in present:
         yield from _check_versions(name, versions)
@@ -136,7 +136,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
         remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
-        found = "`safevla eval` has no simulator here; you can still judge recorded episodes and record your own loops"
+        found = "`safevla eval` has no simulator here; judging episodes and recording from your own scripts work"
         yield warned_check("simulator", found, remedies)
 
 
@@ -149,8 +149,8 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     for name, tested in wrong.items():
         facts = [known.describe(versions[name]) for known in find_differences(host, {name: versions[name]})]
         effect = "\n    ".join(["", *facts]) if facts else " records may differ"
-        problem = f"{name} {versions[name]} is installed, tested is {tested}:{effect}"
-        remedy = f"To compare with others' numbers: {install_command(host)}, each simulator in a separate environment"
+        problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect}"
+        remedy = f"For comparable results: {install_command(host)}, with each simulator in a separate environment"
         yield warned_check(host, problem, remedy)
     if not absent and not wrong:
         yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")

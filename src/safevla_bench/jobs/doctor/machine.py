@@ -74,13 +74,13 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
 
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
-    """Diagnose the variable MUJOCO_GL and, unless `quick` or rendering is disabled, a frame rendered off screen."""
+    """Check the variable MUJOCO_GL and, unless `quick` or rendering is disabled, that a frame can be rendered."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
         remedy = "For policies that want images: unset MUJOCO_GL"
         yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
     elif backend not in _BACKENDS:
-        found = f"{backend!r} names no backend: importing a simulator fails"
+        found = f"{backend!r} is not a rendering backend: importing a simulator fails"
         yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
     elif quick:
         yield passed_check("MUJOCO_GL", backend or "not set: EGL is used")
@@ -89,7 +89,7 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
 
 
 def check_vulkan() -> Diagnosis:
-    """Diagnose a frame rendered by SAPIEN. A failure is only a warning, as only policies that want images need it."""
+    """Check that SAPIEN renders a frame. A failure is only a warning, because only policies with images need frames."""
     found = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
     return replace(found, level="warning") if found.level == "error" else found
 
@@ -103,7 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Diagnose the files of LIBERO-plus, which only one suite needs; a warning if the user's folder lacks them."""
+    """Check the files of LIBERO-plus, which only one suite needs; a warning if the folder set by the user lacks any."""
     check = "LIBERO-plus's files"
     try:
         folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
@@ -112,7 +112,7 @@ def check_plus() -> Diagnosis:
         is_named = plus.FOLDER in os.environ
         return warned_check(check, error.problem, remedy) if is_named else passed_check(check, f"none. {remedy}")
     lacking = f"LIBERO lacks the scenes, textures and objects of {', '.join(plus.REFUSED)}"
-    return passed_check(check, f"in {folder}: {count:,} of {all_tasks:,} tasks run; {lacking}")
+    return passed_check(check, f"in {folder}: {count:,} of {all_tasks:,} tasks can run; {lacking}")
 
 
 def _check_rendering(backend: str) -> Diagnosis:
@@ -126,13 +126,13 @@ def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[s
     if isinstance(frame, Diagnosis):
         return frame
     if frame["darkest"] == frame["brightest"]:
-        return failed_check(check, f"the frame is blank (by {frame['renderer']})", remedy)
-    return passed_check(check, f"a frame by {frame['renderer']}")
+        return failed_check(check, f"the frame rendered by {frame['renderer']} is blank", remedy)
+    return passed_check(check, f"a frame was rendered by {frame['renderer']}")
 
 
 _RENDERING_REMEDY = (
     "unset MUJOCO_GL and MUJOCO_EGL_DEVICE_ID; without a GPU: apt-get install libgl1 libegl1 libegl-mesa0; "
-    "policies that want no images run nonetheless"
+    "policies without images need no rendering"
 )
 TIMEOUT_S = 300
 
@@ -146,11 +146,11 @@ def _run_probe(
         env = {**os.environ, **environment}
         process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return failed_check(check, f"no end within {TIMEOUT_S} s", remedy)
+        return failed_check(check, f"did not end within {TIMEOUT_S} s", remedy)
     if process.returncode < 0:
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
-        return failed_check(check, find_exception(process.stderr)[0] or "it printed nothing", remedy)
+        return failed_check(check, find_exception(process.stderr)[0] or "the process printed nothing", remedy)
     found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
     return found
 
@@ -169,7 +169,7 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
     if out is not None:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             remedy = "Choose an --out that does not exist: a run is written to a new folder."
-            yield warned_check("--out", f"{out} is there already", remedy)
+            yield warned_check("--out", f"{out} exists and is not an empty folder", remedy)
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
         yield _check_folder("--out", existing)
     yield from _check_memory_limit()
@@ -178,13 +178,13 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 def _check_memory_limit() -> Iterator[Diagnosis]:
     check = "memory limit"
     try:
-        limit = f"{read_budget() / _GIB:g} GiB while foreign files are read ({SETTING})"
+        limit = f"{read_budget() / _GIB:g} GiB while untrusted files are read ({SETTING})"
     except SafevlaError as problem:
         yield failed_check(check, problem.problem, str(problem.remedy))
         return
     if not is_enforced():
-        remedy = "Read files from others on Linux, or where something else limits the memory."
-        yield warned_check(check, f"this system does not enforce it; on Linux it is {limit}", remedy)
+        remedy = "Read untrusted files on Linux, or where something else limits the memory."
+        yield warned_check(check, f"this system does not enforce the limit; on Linux the limit is {limit}", remedy)
     elif SETTING in os.environ:
         yield passed_check(check, limit)
 
@@ -195,7 +195,7 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
             pass
     except OSError as problem:
         detail = f"{folder} cannot be written to: {problem.strerror}"
-        return failed_check(check, detail, "Change to another folder, or choose one.")
+        return failed_check(check, detail, "Use a folder that can be written to.")
     free = shutil.disk_usage(folder).free / _GIB
     found = f"{folder} can be written to, {free:.1f} GiB free"
     if free < _DISK_GIB:
@@ -221,7 +221,7 @@ def check_judging(host: str) -> Diagnosis:
 def check_episode(host: str) -> Diagnosis:
     """Diagnose the host: roll out and judge an episode of its first task in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
-    found = _run_probe(check, f"The full output: python -m {module} {host}", module, host)
+    found = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
     if isinstance(found, Diagnosis):
         return found
     if problem := found.get("problem"):
@@ -248,7 +248,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Return a phrase if the host has faster code; raise `HostError` if that code changes a bit of an episode."""
+    """Return a phrase if the host has faster code; raise `HostError` if the faster code changes a recorded episode."""
     if type(env).run_fast is HostEnv.run_fast:
         return ""
     batches = []
@@ -257,16 +257,16 @@ def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
         batches.append(run_episode(env, Random(), planned).batch)
     full, short = batches
     if full is None or short is None or compare_records(full, short)[0]:
-        problem = "an episode without the simulator's repeated computations differs from a full one"
+        problem = "an episode that skips the simulator's repeated computations differs from a full episode"
         raise HostError(problem, remedy=f"Set {FAST}=no, and report the versions above to us.")
-    return ", the same bits as in full"
+    return ", the same bits with and without repeated computations"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # a user may provide a plug-in's tags by --rules
-        return "not judged: no registry has its tags"
+    except RegistryError:  # the user may provide the tags of a plug-in's tasks by --rules
+        return "not judged: no registry has the task's tags"
     assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
 

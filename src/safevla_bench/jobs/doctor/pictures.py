@@ -1,9 +1,9 @@
-"""The check whether a server's dialect turns pictures as its model expects: it sends scenes in four orientations.
+"""The check whether a server's model gets pictures in the expected orientation: it gets scenes in four orientations.
 
-A model that gets a mirrored scene moves to the mirrored place. No simulator is needed, because `scenes.npz` holds a
-LIBERO scene for each task of the demo, with the actions that followed (docs/tools/record_scenes.py). Each scene is from
-a successful episode of `scripted:careful`, while the hand approaches the object. Replies and recorded actions are
-compared by the horizontal direction in which they move the hand, because lengths and heights differ between policies.
+A model that gets a mirrored scene moves the hand to the mirrored place. No simulator is needed: `scenes.npz` holds a
+recorded observation and the recorded next actions for each task of the demo (docs/tools/record_scenes.py). Each scene
+is from a successful episode of `scripted:careful`, while the hand approaches the object. The model's actions and the
+recorded actions are compared by the hand's horizontal direction, because lengths and heights differ between policies.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Largest angle at which replies resemble the recorded actions, and smallest difference in angle that distinguishes two
-orientations. 4 % of servers with random replies get the warning."""
+"""Angles [degrees]: the largest at which replies resemble the recorded actions, and the smallest difference that
+distinguishes two orientations. A server with random replies gets the warning with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as the dialect sends them": (),
@@ -39,7 +39,7 @@ TURNS: Mapping[str, tuple[slice, ...]] = {
     "upside down": (_BACK,),
 }
 AS_SENT = next(iter(TURNS))
-_REMEDY = "Choose the dialect of the model's project, or let only one side turn pictures: docs/howto/symptoms.md."
+_REMEDY = "Use the dialect of the model's project, or turn pictures on one side only: docs/howto/symptoms.md."
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
     if not cameras:
         return
     if host != HOST or not {*cameras} <= {*CAMERAS}:
-        found = f"orientation not checked: the recorded scenes show LIBERO's {' and '.join(CAMERAS)}"
+        found = f"orientation not checked: the recorded scenes only have LIBERO's cameras {' and '.join(CAMERAS)}"
         yield passed_check(CHECK, found)
         return
     try:
@@ -139,6 +139,6 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     if angles[nearest] > ALIKE_DEG or (nearest != AS_SENT and angles[AS_SENT] - angles[nearest] < CLEAR_DEG):
         return passed_check(CHECK, f"orientation undecided; {found}")
     if nearest != AS_SENT:
-        problem = f"the model seems to expect pictures {nearest} compared with the dialect's\n{found}"
+        problem = f"the model seems to expect pictures {nearest} compared with those that the dialect sends\n{found}"
         return warned_check(CHECK, problem, _REMEDY)
     return passed_check(CHECK, f"turned as the model expects; {found}")

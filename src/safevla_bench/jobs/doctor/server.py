@@ -49,7 +49,7 @@ class ServerAnswer:
 
     model: servers.ChunkModel
     asked: Mapping[str, str]  # client arguments that the server requested; `eval` uses them, too
-    arguments: Mapping[str, str]  # other arguments of the client that got the reply
+    arguments: Mapping[str, str]  # all other arguments of the client
     replan: int | None  # number of actions to execute from each reply; None = all
     request: Request
     reply: Reply
@@ -65,8 +65,8 @@ class ServerAnswer:
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates it. A
-    failed request is a failed check. `host` limits the dialects that are tried; None = all, beginning with LIBERO's.
+    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates the
+    server. A failed request is a failed check. `host` limits the dialects that are tried; None = all, LIBERO's first.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
@@ -84,7 +84,7 @@ def examine_server(
         try:
             answer = _ask(server, policy_arguments, host or _host(name), _example_task(host or _host(name), name))
         except ServerLostError as error:
-            yield failed_check("server", error.problem, error.remedy or "Start it again.")
+            yield failed_check("server", error.problem, error.remedy or "Start the server again.")
             return
         except PolicyError as error:
             refusals[name] = error
@@ -147,7 +147,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     yield passed_check("server", f"describes itself as {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     if answer.asked:
         asked = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
-        yield passed_check("asks for", f"{asked}: safevla eval follows")
+        yield passed_check("asks for", f"{asked}: safevla eval uses these arguments")
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
@@ -158,7 +158,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
-    """Return a text: how many replies [H, A] to one observation differ from the first, how much, and what follows."""
+    """Return a text on how many replies [H, A] to one observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
     found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
@@ -168,18 +168,18 @@ def describe_repeats(replies: Sequence[Numbers]) -> str:
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     count, replan = len(answer.actions), answer.replan
-    came = f"{count} action{'s' * (count > 1)} a reply"
+    came = f"{count} action{'s' * (count > 1)} per reply"
     if replan is None or replan <= count:
         return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} executed")
     detail = f"{came}, of which the dialect would execute {replan}"
-    return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
+    return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as in the eval command below.")
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield statistics of a chunk [H, A] in the simulator's form, and warnings; NaN and infinity are errors."""
+    """Yield statistics of a chunk of actions [H, A], as the simulator gets them; NaN and infinity are errors."""
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
-        detail = f"number {column} of action {row} is {actions[row, column]}"
+        detail = f"component {column} of action {row} is {actions[row, column]}"
         yield failed_check("actions", detail, "Such an action ends its episode. Fix the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
@@ -192,7 +192,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
-    lines = [f"{count} x {width}, as the simulator gets them; minimum, mean and maximum of each number"]
+    lines = [f"{count} actions of {width} numbers, as the simulator gets them; minimum, mean and maximum"]
     extremes = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (least, mean, most) in enumerate(extremes):
         name = _COLUMNS[column] if width in (7, len(_COLUMNS)) else str(column)
@@ -217,9 +217,9 @@ def _describe_refusals(
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals
     if not refusals:
-        remedy = "Leave --host out, or name a dialect: safevla protocols lists them."
+        remedy = "Leave --host out, or name a dialect: safevla protocols lists all dialects."
         yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)
     for problem in dict.fromkeys(error.problem for error in refusals.values()):
         names = [name for name, error in refusals.items() if error.problem == problem]
-        advice = refusals[names[0]].remedy or "Ask with another --policy-arg."
+        advice = refusals[names[0]].remedy or "Try another --policy-arg."
         yield failed_check("dialect", f"{', '.join(names)}: {problem}", advice)
