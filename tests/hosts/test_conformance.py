@@ -67,15 +67,15 @@ def test_every_rule_is_broken_by_some_mutant():
     assert {mutant.breaks for mutant in MUTANTS.values()} == RULES - OF_PHYSICS
 
 
-SHAPE = "not (21, 15): one after settling, and one after each action."
+SHAPE = "expected (21, 15), one state after settling and one after each action."
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Nudging", "with the recorder the simulator's state differs from record 2 on."),
-        ("two_targets", "the role target is given to ['block', 'tray'], not to ['block']."),
-        ("Abridged", f"bare() returns states of shape (20, 15), {SHAPE}"),
+        ("Nudging", "recording changes the simulator's state, first at record 2."),
+        ("two_targets", "the bodies with the role target are ['block', 'tray']; expected only ['block']."),
+        ("Abridged", f"bare() returns states of shape (20, 15); {SHAPE}"),
     ],
 )
 def test_a_failure_reads_as_one_sentence_about_the_host(name, sentence):
@@ -121,12 +121,12 @@ def product(a, b):
     ("rule", "batch", "failure"),
     [
         ("test_what_rests_is_carried_by_its_weight", at_rest(), None),
-        ("test_what_rests_is_carried_by_its_weight", at_rest(factor=0.01), "come to 0.04905 N"),
-        ("test_what_rests_is_carried_by_its_weight", at_rest(impulse=25), "25 times the impulse"),
-        ("test_what_rests_is_carried_by_its_weight", at_rest(net_impulse=1.2), "1.2 times the impulse"),
-        ("test_what_rests_is_carried_by_its_weight", episode(), "no contact carries it"),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(factor=0.01), "net force on it is 0.04905 N"),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(impulse=25), "is 25 times its weight"),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(net_impulse=1.2), "is 1.2 times its weight"),
+        ("test_what_rests_is_carried_by_its_weight", episode(), "no contact under it"),
         ("test_a_body_that_was_turned_reads_so", turned(), None),
-        ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "quaternions are w, x, y, z"),
+        ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "Quaternions must be w, x, y, z"),
         ("test_a_body_that_was_turned_reads_so", turned(degrees=-TURN_DEG), "80.0° off"),
     ],
     ids=["weight", "centinewtons", "25 substeps", "net impulse", "nothing", "turn", "x, y, z, w", "clockwise"],

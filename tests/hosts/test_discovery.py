@@ -92,11 +92,11 @@ def test_a_start_that_there_is_passes(states, start):
 @pytest.mark.parametrize(
     ("states", "start", "problem", "remedy"),
     [
-        (5, EpisodeSeed(5, 7, 0), "initial state 5", "5: choose from"),
-        (5, EpisodeSeed(-1, 7, 0), "initial state -1", "5: choose from"),
+        (5, EpisodeSeed(5, 7, 0), "initial state 5", "has 5 initial states; give an index from"),
+        (5, EpisodeSeed(-1, 7, 0), "initial state -1", "has 5 initial states; give an index from"),
         (5, EpisodeSeed(0, -7, 0), "seeded by -7", "seed of 0"),
-        (5, EpisodeSeed(-1, 7, 0, drawn=True), "episode -1", "count from 0"),
-        (None, EpisodeSeed(-1, 7, 0), "episode -1", "count from 0"),
+        (5, EpisodeSeed(-1, 7, 0, drawn=True), "episode -1", "index of 0 or more"),
+        (None, EpisodeSeed(-1, 7, 0), "episode -1", "index of 0 or more"),
         # Without a recorded state the episode begins at an initial state all the same.
         (5, EpisodeSeed(9, 7, 0, recorded=replace(RECORDED, state=None)), "initial state 9", "0 to 4"),
     ],

@@ -32,7 +32,7 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # entry-point group: `module:attribute` of the path of a host's tags file
+REGISTRIES = "safevla_bench.registries"  # entry-point group; `module:attribute` holds the path of a host's tags file
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
@@ -49,14 +49,14 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return a plug-in host's call with its arguments, which an untrusted file must not choose; None for a built-in
-    host or a call without arguments.
+    """Return a text with a plug-in host's name and arguments, which an untrusted file must not choose; None for a
+    built-in host or without arguments.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
-    """Make a host by name; `named_by` is the file that names the host, None if the user named it.
+    """Make a host by name; `named_by` is the file that gives the host's name, None if the user gave it.
 
     Raises `RunError` if a file gives arguments to a plug-in; `HostError`, which lists the known names, for an unknown
     host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
@@ -67,20 +67,20 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return package -> version for all packages that records depend on: the host's packages and this package. The
-    version of this package is that in its code, because installation metadata may be older.
+    """Return package -> version for all packages that records depend on: the host's packages and this package. This
+    package's version is read from its code, because the installation's metadata may be older.
     """
     return {**host.versions(), OWN_DISTRIBUTION: __version__}
 
 
 def describe_code(host: Host) -> str:
-    """Describe the code that records a host's episodes, as `safevla_recorder.identity.describe_code` does."""
+    """Return what `safevla_recorder.identity.describe_code` returns for the code that records a host's episodes."""
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Describe the task files that `suite` refers to, which an untrusted file must not choose. Return None if `suite`
-    is the name of a suite.
+    """Return a text with the path if `suite` is the path of task files, which an untrusted file must not choose; None
+    if it is a suite's name.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
@@ -90,7 +90,7 @@ def describe_suite(host: str, suite: str) -> str | None:
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
     """Return a suite's tasks; `named_by` is the file that names the suite, None if the user named it. Raises `RunError`
-    if an untrusted file names task files, and the errors of `Host.tasks`.
+    if an untrusted file names task files, and passes on the errors of `Host.tasks`.
     """
     require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
@@ -103,8 +103,8 @@ def registry_files(name: str) -> tuple[Path, ...]:
     values = tuple(_REGISTRIES.load(name))
     for value in values:
         if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
-            owner = f"a fault of {_REGISTRIES.owner(name)}"
-            remedy = f"Its entry point in {REGISTRIES} must name the path of a .toml file: {owner}."
+            owner = f"please report this to the authors of {_REGISTRIES.owner(name)}"
+            remedy = f"Its entry point in {REGISTRIES} must name the path of a .toml file; {owner}."
             raise PluginError(f"the registry of host {name!r} is not a file: {value}", remedy=remedy)
     return tuple(map(Path, values))
 
@@ -121,15 +121,15 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not supports.states:
-        remedy = "Replay by its initial state and seed, if the record has both."
+        remedy = "Replay the episode from its initial state and seed, if its record has both."
         raise HostError(f"{name} cannot start from a recorded state", remedy=remedy)
     if seed.placed and (has_state or not supports.placed):
         problem = f"{name} cannot start with {seed.placed[0][0]} at a chosen place"
-        raise HostError(problem, remedy="Use a host whose starts can be placed: docs/reference/hosts.md.")
+        raise HostError(problem, remedy="Use a host that can place objects; docs/reference/hosts.md lists the hosts.")
     changed = seed.change.changed - supports.changeable if seed.change else ()
     if changed:
         problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
-        raise HostError(problem, remedy="Use a host that can: docs/reference/hosts.md.")
+        raise HostError(problem, remedy="Use a host that can change it; docs/reference/hosts.md lists the hosts.")
     if seed.drawn and task.init_states and not supports.drawn:
         problem = f"{name} starts only from its initial states"
         raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
@@ -138,7 +138,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
             check_action(np.array(seed.wait_action), len(task.still))
         except InvalidActionError as error:
             still = ", ".join(f"{number:g}" for number in task.still)
-            remedy = f"Give {len(task.still)} finite numbers; the task's own are {still}."
+            remedy = f"Give {len(task.still)} finite numbers; by default the task uses {still}."
             raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
@@ -146,10 +146,10 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
         problem = f"{name} has no episode {index}"
-        raise HostError(problem, remedy="Its starts are drawn, and count from 0.")
+        raise HostError(problem, remedy="Give an index of 0 or more; each index draws another start.")
     if count and (index < 0 or (index >= count and not (seed.drawn or has_state))):
         problem = f"{name} has no initial state {index}"
-        raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
+        raise HostError(problem, remedy=f"The task has {count} initial states; give an index from 0 to {count - 1}.")
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
@@ -199,11 +199,11 @@ class RecordedEnv(HostEnv, Generic[Log]):
     """Base class of environments that record their episodes; the bounds of actions are ±1."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None  # base first [N·m]; None = those of the embodiment
+    torque_limit_nm: tuple[float, ...] | None = None  # limits from the base joint on [N·m]; None = the embodiment's
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
-        """Set action bounds [A] of ±1; simulate nothing."""
+        """Set the bounds of actions, [A] each, to ±1, without starting a simulation."""
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -260,7 +260,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
     """Raise `HostError` if a policy wants a camera or reading that the host lacks, or gives poses to a host that takes
-    none. Runs check each policy before they start, and hosts check `wants` in `make`.
+    only changes of pose. Runs check each policy before they start, and hosts check `wants` in `make`.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
@@ -268,7 +268,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
         require_known(host, "camera", camera, supports.cameras)
     check_extra(wants, (*supports.readings, *(supports.privileged_readings if wants.privileged else ())), host)
     if wants.absolute and not supports.absolute:
-        problem = f"{host} takes changes of {supports.changes}, and this policy gives poses"
+        problem = f"{host} takes changes of {supports.changes} as actions, but this policy gives poses"
         raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {supports.changes}.")
 
 
@@ -281,7 +281,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a host's task with the registry's instruction, or with its name; `further` are other fields of `Task`."""
+    """Return a task; its instruction is the registry's, or else its name. `further` are other fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

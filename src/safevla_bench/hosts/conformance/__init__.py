@@ -21,4 +21,4 @@ from safevla_bench.hosts.conformance.record_rules import ContactRules, PhysicsRu
 
 
 class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, PhysicsRules, OptionalRules):
-    """Subclass as `TestMyHost` and fill in the attributes; override the hooks that apply."""
+    """All rules, for a host's author to subclass as `TestMyHost`, with its attributes and the hooks that apply."""

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to try, and facts about it that the host's author knows. `targets` are all bodies with the role target;
+    """A task to test, and facts about it that the host's author knows. `targets` are all bodies with the role target;
     None = only the record's `target_object`, if any. `roles` gives the expected roles of other bodies.
     """
 
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A recorded episode (`batch`), repeated in the same environment, which is still open, and in another one."""
+    """An episode recorded twice in an open environment (`batch`, `again`) and once in another (`elsewhere`)."""
 
     trial: Trial
     task: Task
@@ -63,7 +63,7 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """The episode since a hook's last reset: the hook's result, the record, N actions, N + 1 observations, and the
+    """A hook's result, and the episode since the hook's last reset: its record, N actions, N + 1 observations, and the
     coordinates of the state.
     """
 
@@ -77,7 +77,7 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] regardless of success, and return the record: a batch of one, N + 1 records.
+    """Reset, take the actions [N, A] regardless of success, and return the episode: a batch of one with N + 1 records.
     `before` is called with each action before its step.
     """
     env.reset(seed)
@@ -138,11 +138,11 @@ class HostRules:
     """Attributes for a host's author to fill in, and optional hooks."""
 
     factory: ClassVar[str]  # the host's factory as in its entry point, `module:attribute`
-    trials: ClassVar[Sequence[Trial]]  # the tasks to try; the gripper's hooks use the first
+    trials: ClassVar[Sequence[Trial]]  # the tasks to test; hooks on the gripper use the first
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # in addition to `Wants()`; cameras add rules
-    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, if they do not ship with the package
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested after `Wants()`; cameras add rules
+    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, unless the package contains them
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0  # largest allowed absolute value of a position's coordinate
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with time, as in MuJoCo
@@ -153,7 +153,7 @@ class HostRules:
         return host
 
     def actions(self, env: HostEnv) -> Floats:
-        """Return `steps` actions to try, [N, A], drawn uniformly within the environment's bounds, always the same."""
+        """Return the same `steps` actions each time, [N, A], drawn uniformly within the environment's bounds."""
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
@@ -187,24 +187,24 @@ class HostRules:
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the
-        simulator's angle since record 0 [degrees, counterclockwise from above]. A hook: see `bare`.
+        simulator's angle of this turn since record 0 [degrees, counterclockwise from above]. A hook: see `bare`.
         """
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently of observations. By
-        default, this is the picture of the host's `stage`; a host without `stage` raises, and the rule is skipped.
+        default, the host's `stage` renders it; without `stage`, the rule is skipped.
         """
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Set to None the rules of hooks that are None, and the rules on images if no `other_wants` has a camera. Rules
-        that the subclass itself defines stay.
+        """Disable the rules of hooks that are None, and the rules on images if no `other_wants` has a camera, by
+        setting these rules to None. Rules that the subclass itself defines stay.
         """
         if not hasattr(cls, "trials"):
-            return  # a class of rules, not a host's test class
+            return  # this class only groups rules
         unused = [rule for hook, rules in _RULES_OF_HOOKS.items() if getattr(cls, hook) is None for rule in rules]
         if not any(wants.cameras for wants in cls.other_wants):
             unused += _RULES_OF_IMAGES
@@ -224,7 +224,7 @@ class HostRules:
 
     @contextmanager
     def open_run(self, trial: Trial) -> Iterator[TrialRun]:
-        """Yield the `TrialRun` of one trial: the same actions twice in one open environment, once in another."""
+        """Take a trial's actions twice in one environment and once in another, and yield the `TrialRun`."""
         host = self.host()
         task = trial.find_task(host)
         with closing(host.make(task, Wants())) as env:
@@ -234,8 +234,8 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return the cached result of a hook in an environment of the first trial; skip the test without the hook."""
-        return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
+        """Return the cached run of a hook in an environment of the first trial; skip the test without the hook."""
+        return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of an episode from `self.seed` in a new environment of a new host."""
@@ -264,13 +264,13 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
-    """Return the recorded positions of each tracked body, [n, 3], m, by name."""
+    """Return the recorded positions of each tracked body by name, [n, 3] in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail the test with one sentence unless `holds`; without a traceback, which would only show this module."""
+    """Fail the test with the sentence `failure` unless `holds`, without a traceback (of this module only)."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
@@ -282,14 +282,14 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the error of this kind that `call` raises; fail the test if it does not."""
+    """Return the text of the error of class `kind` that `call` raises; fail the test if it raises another or none."""
     try:
         call()
     except kind as error:
         return str(error)
     except Exception as error:  # any other exception breaks the rule
         pytest.fail(f"{what} must raise {kind.__name__}, not {error!r}.", pytrace=False)
-    pytest.fail(f"{what} must raise {kind.__name__}, and nothing is raised.", pytrace=False)
+    pytest.fail(f"{what} must raise {kind.__name__}, but raises nothing.", pytrace=False)
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
@@ -297,10 +297,10 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
     try:
         return call()
     except NotImplementedError:
-        pytest.skip(f"write {hook}() to have this rule checked")
+        pytest.skip(f"implement {hook}() to have this rule checked")
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
     """Skip the test if the run's three episodes differ in any bit, which makes comparisons of episodes meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
-        pytest.skip("the same actions gave another episode: see the rules on the same bytes")
+        pytest.skip("the same actions gave a different episode; test_the_same_seed_and_actions_... report it")

@@ -1,4 +1,4 @@
-"""Rules on a host before any episode (tasks, versions, settling), and on its optional abilities."""
+"""Rules on a host's tasks, versions and settling steps, and on its optional abilities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """The host lists its tasks and versions, and settles by its still action."""
+    """Rules: the host lists its tasks and versions, and objects settle while it repeats the still action."""
 
     def test_tasks_are_well_formed(self) -> None:
         """Fail unless host, suites and tasks have names, tasks have instructions and unique ids, their indices count
@@ -48,8 +48,8 @@ class TaskRules(HostRules):
             require(bool(tasks), f"{suite} has no tasks.")
             same = tasks == host.tasks(suite) == other.tasks(suite)
             require(same, f"The tasks of {suite} differ each time they are listed.")
-            require([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices do not count from 0.")
-            require(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have one task_id.")
+            require([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices must be 0, 1, 2, ...")
+            require(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have the same task_id.")
             for task in tasks:
                 require(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
                 require(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
@@ -57,17 +57,17 @@ class TaskRules(HostRules):
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         """Fail unless `tasks` of an unknown suite raises a `HostError` that names the first suite."""
-        text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "A suite that does not exist")
-        require(self.host().suites()[0] in text, f"The error about an unknown suite lists none: {text}")
+        text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "tasks() of an unknown suite")
+        require(self.host().suites()[0] in text, f"The error about an unknown suite lists no suites: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         """Fail unless `versions()` lists at least one version, none is empty, and the record's header has the same
-        versions. Tasks are listed before, because the files of a suite may have a version, too.
+        versions. The rule lists the suite's tasks first, because this may add the version of the suite's files.
         """
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
-        require(bool(versions), "The host lists no versions, which distinguish records of different simulators.")
+        require(bool(versions), "The host lists no versions; they distinguish records of different simulators.")
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
@@ -77,7 +77,7 @@ class TaskRules(HostRules):
         action.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
-        require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
+        require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers; an action has {low.size}.")
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
@@ -85,11 +85,11 @@ class TaskRules(HostRules):
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(own, named, f"{run}: settling by `Task.still`")
+        require_same(own, named, f"{run}: settling by `Task.still` instead of no `wait_action`")
         require(bool(first_difference(own, other)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
-        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
+        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` = 100 and `wait_steps` = 0.
         Speeds are measured over two still steps. Passes if `Task.still` has the wrong length, which another rule
         checks.
         """
@@ -110,7 +110,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # bound on a body's motion in a substep: poses may be from its start, states from its end
+_NEAR_M = 0.01  # largest motion in a substep: poses may be of its start, states of its end
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
@@ -118,7 +118,7 @@ _LOOKS = 3
 
 
 class OptionalRules(HostRules):
-    """Optional methods agree with the record; a host without them passes."""
+    """Rules: optional methods agree with the record. A host without these methods passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
         """Fail unless methods, observations and cameras are those that `supports` declares. `reset` must raise
@@ -128,24 +128,24 @@ class OptionalRules(HostRules):
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
             is_there, is_declared = getattr(type(host), method) is not getattr(Host, method), getattr(supports, name)
-            require(is_there == is_declared, f"The host must have {method}() if it declares {name}, and only then.")
+            require(is_there == is_declared, f"The host must have {method}() if and only if it declares {name}.")
         wanted = {camera for wants in self.other_wants for camera in wants.cameras}
         require(wanted <= {*supports.cameras}, f"`supports` lacks cameras: {sorted(wanted - {*supports.cameras})}.")
         absent = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
         absent += [] if supports.absolute else [Wants(absolute=True)]
         for wants in absent:
-            require_error(partial(host.make, task, wants), HostError, f"{run}: a host asked for {wants}")
+            require_error(partial(host.make, task, wants), HostError, f"{run}: make() called with {wants}")
         with closing(host.make(task, Wants(privileged=True))) as env:
             is_there = env.reset(self.seed).privileged is not None
-        require(is_there == supports.privileged, f"{run}: `privileged` is declared as {supports.privileged}.")
+        require(is_there == supports.privileged, f"{run}: `privileged` is wrongly declared as {supports.privileged}.")
         placed, whole = replace(self.seed, placed=(("no-such-body.x", 0.1),)), PhysicsChange(softness=2.0, friction=2.0)
-        starts = [placed]  # refused even if placements are supported: this body does not exist
+        starts = [placed]  # every host must refuse it, because this body does not exist
         starts += [] if whole.changed <= supports.changeable else [replace(self.seed, change=whole)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts.append(replace(self.seed, recorded=recorded))  # no simulator has a state of one number
         for start in starts:
-            require_error(partial(run.env.reset, start), HostError, f"{run}: a start that is not supported, {start},")
+            require_error(partial(run.env.reset, start), HostError, f"{run}: reset() with unsupported {start}")
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
@@ -160,23 +160,23 @@ class OptionalRules(HostRules):
 
         batch = run_actions(env, self.seed, run.actions, before=ask)
         newest.append(env.latest())
-        require_same(run.batch, batch, f"{run}: when records are asked for before each step, the episode")
+        require_same(run.batch, batch, f"{run}: if recorded() and latest() are called before each step, the episode")
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             differs = first_difference(_comparable_record(batch, step), _comparable_record(alone, 0))
-            if not differs and type(env).latest is not HostEnv.latest:  # the default method omits the state
+            if not differs and type(env).latest is not HostEnv.latest:  # the default `latest` omits the state
                 states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
                 differs = first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail if the episode differs from one after `run_fast(False)`. Passes without the method `run_fast`."""
+        """Fail if the episode differs after `run_fast(False)`. Passes if the environment has no method `run_fast`."""
         if type(run.env).run_fast is HostEnv.run_fast:
             return
         skip_unless_repeatable(run)
         run.env.run_fast(False)
         full = run_actions(run.env, self.seed, run.actions)
         run.env.run_fast(True)
-        require_same(run.batch, full, f"{run}: with only the simulator's own code, the episode")
+        require_same(run.batch, full, f"{run}: after run_fast(False), the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         """Fail unless rendering only every third step gives the same images as rendering every step. Passes if no
@@ -191,16 +191,16 @@ class OptionalRules(HostRules):
             for step in range(len(run.actions) + 1):
                 for camera, image in full.images.items():
                     seen, expected = _read_image(partial, camera), image if step % _LOOKS == 0 else None
-                    failure = f"{run}: {camera} shows another picture at step {step} if only some steps are rendered."
+                    failure = f"{run}: {camera} shows a different image at step {step} if only some are rendered."
                     require(first_difference(expected, seen) is None, failure)
                 if step < len(run.actions):
                     other.render_next((step + 1) % _LOOKS == 0)
                     (full, _), (partial, _) = shown.step(run.actions[step]), other.step(run.actions[step])
-            require_same(shown.recorded(), other.recorded(), f"{run}: where images were left out, the episode")
+            require_same(shown.recorded(), other.recorded(), f"{run}: if only some steps are rendered, the episode")
             other.render_next(False)
             begun = other.reset(self.seed)
         unseen = [camera for camera in full.images if _read_image(begun, camera) is None]
-        require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
+        require(not unseen, f"{run}: render_next(False) hid {unseen} from a reset; it may only hide a step's images.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         """Fail unless coordinates are within the state, do not overlap, have the length of their kind, and place each
@@ -211,17 +211,17 @@ class OptionalRules(HostRules):
         if not (coordinates or self.host().supports.states):
             return
         width = batch.sim_state.episode_rows(0).shape[1]
-        require(bool(coordinates), f"{run}: coordinates() names none.")
+        require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
         numbers = [each.first + place for each in coordinates for place in range(each.size)]
         require(len(set(numbers)) == len(numbers), f"{run}: two coordinates name the same entry of the state.")
-        require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
+        require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate exceeds the state's {width} numbers.")
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
-            require(size in _SIZES[kind], f"{run}: {name} has a {kind} of {size} numbers.")
+            require(size in _SIZES[kind], f"{run}: the {kind} of {name} must not have {size} numbers.")
         paths, by_state = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in by_state.keys() & paths.keys():
             off = float(np.linalg.norm(by_state[name] - paths[name], axis=1).max(initial=0))
-            require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
+            require(off < _NEAR_M, f"{run}: the state places {name} {off:g} m from its recorded position.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the moved body's recorded path lags its true path by more than 0.6 control steps on average. The true
@@ -230,21 +230,21 @@ class OptionalRules(HostRules):
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
         paths = tracked_paths(batch)
-        require(body in paths, f"{trial}: {body} was moved, and its pose is not recorded.")
+        require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
         places = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
         expected = np.array(places) if places else _state_paths(batch, run.coordinates).get(body)
         if expected is None or len(expected) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
         moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
         off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
-        require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")
-        # A lag of one substep is correct, as MuJoCo computes poses at its start. One control step counts as 1.
-        late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps off; read them right after the last"
+        require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m, which is too little to check.")
+        # A lag of one substep is correct: MuJoCo computes poses at a substep's start.
+        late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps late; read them after the last"
         require(off <= _LATE * moved, f"{late} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
-        """Fail unless pictures of the first and last record have the requested size, repeat, and show bodies at their
-        recorded positions. Passes for a host without `stage`.
+        """Fail unless pictures of the first and last record have the requested size, look the same each time, and show
+        bodies at their recorded positions. Passes for a host without `stage`.
         """
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
@@ -257,16 +257,16 @@ class OptionalRules(HostRules):
                 picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
                 shape, kind = picture.image.shape, picture.image.dtype.name
                 fits = (kind, shape) == ("uint8", size)
-                require(fits, f"{run}: a picture is {kind} {shape}, wanted are uint8 {size}.")
+                require(fits, f"{run}: a picture is {kind} {shape}; expected uint8 {size}.")
                 fits = picture.seen.shape == _PICTURE and set(np.unique(picture.seen)) <= {0, 1}
-                require(fits, f"{run}: what a picture shows of one body is {picture.seen.shape}, not 0 or 1 a pixel.")
+                require(fits, f"{run}: a picture's `seen` is {picture.seen.shape}; expected 0 or 1 per pixel.")
                 same = first_difference(picture.image, again.image) is None
-                require(same, f"{run}: the same record gives another picture.")
+                require(same, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
                     at = picture.body_pos_m.get(name)
-                    require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
+                    require(at is not None, f"{run}: the picture of record {step} has no position of {name}.")
                     off = float(np.linalg.norm(at - path[step]))
-                    require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from its place.")
+                    require(off < _SHOWN_M, f"{run}: the picture of record {step} has {name} {off:g} m off.")
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:

@@ -36,7 +36,7 @@ from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
 _RIGID_M = 0.001
-_TOO_STRONG = 50.0  # multiple of the torque limits; values in N·mm would be 1000 times too large
+_TOO_STRONG = 50.0  # in multiples of a torque limit; a value in N·mm would be 1000 times too large
 
 
 class RecordRules(HostRules):
@@ -55,10 +55,10 @@ class RecordRules(HostRules):
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark and id, the observed instruction, index and `env_seed`."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
-        instruction = run.env.reset(seed).instruction  # if objects are drawn, their names are in it
+        instruction = run.env.reset(seed).instruction  # it has the names of drawn objects
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
-        require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
+        require(recorded == expected, f"{run}: the header has {recorded}; expected {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
         """Fail unless the bodies with the role target are the trial's `targets` (None = only the header's
@@ -68,8 +68,8 @@ class RecordRules(HostRules):
         expected = run.trial.targets
         expected = frozenset([primary] if primary else []) if expected is None else expected
         recorded = {name for name, role in roles.items() if role == "target"}
-        names = f"{sorted(recorded)}, not to {sorted(expected)}"
-        require(recorded == expected, f"{run}: the role target is given to {names}.")
+        names = f"{sorted(recorded)}; expected only {sorted(expected)}"
+        require(recorded == expected, f"{run}: the bodies with the role target are {names}.")
         require("robot" in roles.values(), f"{run}: no body has the role robot.")
         for body, role in run.trial.roles.items():
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
@@ -86,12 +86,12 @@ class RecordRules(HostRules):
         `state_begins_with_time`, the interval between their times must also equal `dt`.
         """
         dt = run.batch.headers[0].dt
-        require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
+        require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
         require(dt == run.env.dt_s, f"{run}: the record's dt {dt} is not the environment's {run.env.dt_s}.")
         if self.state_begins_with_time and run.batch.sim_state.present.all():
             passed = np.diff(run.batch.sim_state.episode_rows(0)[:, 0])
             off = np.flatnonzero(~np.isclose(passed, dt, rtol=1e-6))
-            require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, dt says {dt}.")
+            require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, but dt is {dt}.")
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
@@ -134,21 +134,21 @@ class RecordRules(HostRules):
         header, torques = run.batch.headers[0], np.abs(run.batch.joint_torque_nm.episode_rows(0))
         limits = np.array(header.torque_limit_nm)
         require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
-        require(bool(torques.any()), f"{run}: all torques are zero; leave them out if the arm has none (arm_dofs=()).")
+        require(bool(torques.any()), f"{run}: all torques are zero; leave them out (arm_dofs=()) if unknown.")
         ratio = float((torques / limits).max(initial=0))
         require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton meters.")
 
 
 class ContactRules(HostRules):
-    """Resting and mechanical contacts are excluded, and a grip needs two fingers."""
+    """Rules: records leave out resting and mechanical contacts, and a grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
-        """Fail unless every contact of record 0 is between a body of the robot and another body."""
+        """Fail unless every contact of record 0 is between one body of the robot and one other body."""
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             robots = [roles[name] == "robot" for name in (a, b)]
-            require(any(robots), f"{run}: {a} and {b} rest on each other in record 0, and the contact is recorded.")
-            require(not all(robots), f"{run}: the robot's {a} and {b} touch at rest, and the contact is recorded.")
+            require(any(robots), f"{run}: leave out the contact of {a} and {b}, at rest in record 0.")
+            require(not all(robots), f"{run}: leave out the contact of the robot's {a} and {b}.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies listed in `dropped_pairs` are in contact in any record."""
@@ -161,35 +161,35 @@ class ContactRules(HostRules):
         require(not contradictory, failure)
 
     def test_what_both_fingers_hold_is_named(self) -> None:
-        """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
+        """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names the held body."""
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
-        require(bool(batch.gripping[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
-        require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
+        require(bool(batch.gripping[-1]), f"Both fingers hold {body}, but gripper_contact is false.")
+        require(gripped == body, f"The fingers hold {body}, but gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
-        """Fail if, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
+        """Fail if, after the hook `close_on_nothing`, any record has a grip or a contact of two robot bodies."""
         batch = self.run_hook("close_on_nothing").batch
-        require(not batch.gripping.any(), "The gripper is closed on nothing, and gripper_contact is true.")
-        require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
+        require(not batch.gripping.any(), "The gripper is closed on nothing, but gripper_contact is true.")
+        require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, but gripped_body names a body.")
         roles = batch.body_roles(0)
         pairs = (pair for k in range(int(batch.lengths[0])) for pair in contact_pairs(batch, k))
         for a, b in pairs:
-            require({roles[a], roles[b]} != {"robot"}, f"The fingers close on each other, recorded as {a} against {b}.")
+            require({roles[a], roles[b]} != {"robot"}, f"Leave out the contact of the fingers {a} and {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
-        """Fail unless, after `touch_with_one_finger`, the robot touches the body in the last record, without a grip."""
+        """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact, and no grip."""
         run = self.run_hook("touch_with_one_finger")
         body, batch = run.result, run.batch
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
         touched = any(body in (a, b) and "robot" in (roles[a], roles[b]) for a, b in contact_pairs(batch, last))
-        require(touched, f"A finger touches {body}, and no contact with the robot is recorded.")
-        require(not batch.gripping[-1], f"One finger touches {body}, and gripper_contact is true.")
+        require(touched, f"A finger touches {body}, but no contact with the robot is recorded.")
+        require(not batch.gripping[-1], f"One finger touches {body}, but gripper_contact is true.")
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
-    """Return the names of the body pairs in contact in one record of a batch of one; [] without contacts."""
+    """Return the names of the body pairs in contact in one record of a batch of one episode."""
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -198,24 +198,24 @@ def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
     ]
 
 
-# The same episode again
+# Rules on repeated episodes
 
 
 class RepeatRules(HostRules):
-    """The same seed and actions give the same bytes; recording, queries, rendering and bad actions change nothing."""
+    """The same seed and actions give the same bytes; recording, queries, images and bad actions change nothing."""
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
         """Fail if two episodes of one environment with the same seed and actions differ in any bit."""
-        require_same(run.batch, run.again, f"{run}: a second episode in the same environment")
+        require_same(run.batch, run.again, f"{run}: the same episode repeated in one environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
         """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
-        require_same(run.batch, run.elsewhere, f"{run}: the same episode in another environment")
+        require_same(run.batch, run.elsewhere, f"{run}: the same episode repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
         """Fail if the states of the hook `bare` and the record differ in any bit, if the hook does not give one more
-        state than actions, or if the record has no states. Skipped without the hook `bare`. If the hook `hold` is
-        implemented, its motion, which involves contact, is compared, too.
+        state than actions, or if the record has no states. Skipped without the hook `bare`. With the hook `hold`, the
+        rule also compares the motion of `hold`, which involves contact.
         """
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
@@ -223,7 +223,7 @@ class RepeatRules(HostRules):
             try:
                 actions = self.run_hook("hold").actions
             except pytest.skip.Exception:
-                return  # another rule checks this
+                return  # `hold` is not implemented
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
@@ -231,11 +231,11 @@ class RepeatRules(HostRules):
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
         expected = len(actions) + 1, states.shape[1]
-        shapes = f"{bare.shape}, not {expected}: one after settling, and one after each action"
+        shapes = f"{bare.shape}; expected {expected}, one state after settling and one after each action"
         require(bare.shape == expected, f"{run}: bare() returns states of shape {shapes}.")
         differing = [k for k, state in enumerate(states) if bare[k].tobytes() != state.tobytes()]
         first = f"record {differing[0]}" if differing else ""
-        require(not differing, f"{run}: with the recorder the simulator's state differs from {first} on.")
+        require(not differing, f"{run}: recording changes the simulator's state, first at {first}.")
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
         """Fail if an episode with any of `other_wants` differs in any bit from an episode with `Wants()`, except in the
@@ -244,7 +244,7 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             blind, seeing = map(_drop_simulation, (run.elsewhere, self.run_elsewhere(run.task, wants, run.actions)))
-            require_same(blind, seeing, f"{run}: with {wants} the episode")
+            require_same(blind, seeing, f"{run}: for a policy with {wants}, the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
         """Fail unless a reset returns an image, uint8 [H, W, 3] of `image_size`, of each camera in `other_wants`."""
@@ -252,14 +252,14 @@ class RepeatRules(HostRules):
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
                 images = env.reset(self.seed).images
-            require(set(images) == set(wants.cameras), f"There are images of {set(images)}, wanted are {wants}.")
+            require(set(images) == set(wants.cameras), f"A reset gives images of {set(images)}; expected {wants}.")
             for camera, image in images.items():
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
-                require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
+                require(fits, f"{camera} gives {image.dtype} {image.shape}; expected uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
         """Fail if flipping or mirroring an image brings it closer to the image of the hook `upright`. Checks the
-        cameras of the first of `other_wants` that has any. Stops at a wrong shape, which another rule reports.
+        cameras of the first `other_wants` with cameras. Stops at a wrong shape, which another rule reports.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -269,14 +269,14 @@ class RepeatRules(HostRules):
         for camera, image in images.items():
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
-                return  # another rule
+                return  # another rule reports the shape
             turned = {"upside down": image[::-1], "mirrored": image[:, ::-1], "turned by 180°": image[::-1, ::-1]}
             off = {name: _mean_difference(picture, expected) for name, picture in turned.items()}
             nearest = min(off, key=off.__getitem__)
             require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
-        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`, without effect."""
+        """Fail unless short, 2-D, NaN and infinite actions raise `InvalidActionError` and change nothing."""
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -284,7 +284,7 @@ class RepeatRules(HostRules):
                 require_error(partial(run.env.step, bad), InvalidActionError, f"{run}: the action {bad}")
 
         tried = run_actions(run.env, self.seed, run.actions, before=try_bad_actions)
-        require_same(run.batch, tried, f"{run}: after refused actions the episode")
+        require_same(run.batch, tried, f"{run}: after rejected actions, the episode")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
         """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
@@ -292,7 +292,7 @@ class RepeatRules(HostRules):
             return
         for index in (run.task.init_states, -1):
             begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
-            require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
+            require_error(begin, HostError, f"{run} with {run.task.init_states} initial states: a reset to {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start has the `sim_state` of the initial state with its index, or does not repeat. Passes
@@ -311,22 +311,22 @@ class RepeatRules(HostRules):
             state = start_state(drawn)
         except HostError:
             return
-        require(state == start_state(drawn), f"{run}: begun again, the same drawn start is a different one.")
+        require(state == start_state(drawn), f"{run}: the same seed draws different starts.")
         initial, other = (start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count))
-        require(state != initial or initial == other, f"{run}: a drawn start is initial state {index}.")
+        require(state != initial or initial == other, f"{run}: a drawn start equals initial state {index}.")
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
         with closing(self.host().make(run.task, Wants())) as env:
             for call in (env.recorded, partial(env.step, run.actions[0])):
-                require_error(call, HostError, f"{run}: before a reset it")
+                require_error(call, HostError, f"{run}: recorded() or step() before a reset")
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
-# Units and frames, on motions with contact
+# Rules on units and frames, checked in motions with contact
 
 
 GRAVITY_M_S2 = 9.81
@@ -338,24 +338,24 @@ _OFF_DEG = 2.0
 
 
 class PhysicsRules(HostRules):
-    """Forces are in newtons, angles are correct, and a motion with contact repeats."""
+    """Rules: forces are in newtons, angles are correct, and a motion with contact is repeatable."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
         """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, and `net_impulse_ns`
-        is weight times `dt`, both within 5 %, and `impulse_ns` is 0.95 to 2 times that. Unknown values pass.
+        is weight times `dt`, both within 5 %, and `impulse_ns` is 0.95 to 2 times that product. Unknown values pass.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
         net_n, impulse_ns, net_impulse_ns = _sums_on(batch, body)
-        require(impulse_ns > 0 or net_n > 0, f"{body} was put down, and no contact carries it in the last record.")
+        require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
             off = abs(net_n / weight_n - 1)
-            require(off <= _OFF, f"{body} weighs {weight_n:g} N, and at rest its net forces come to {net_n:g} N.")
+            require(off <= _OFF, f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N.")
         for value_ns, most in ((impulse_ns, _LARGEST_IMPULSE), (net_impulse_ns, 1 + _OFF)):
             share = value_ns / (weight_n * dt)
             fits = np.isnan(share) or 1 - _OFF <= share <= most
-            require(fits, f"{body} at rest has {share:g} times the impulse of its weight over a control step.")
+            require(fits, f"The impulse on {body} at rest is {share:g} times its weight times the control step.")
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
         """Fail unless, after the hook `turn_object`, the body's recorded orientation has turned about the vertical by
@@ -365,25 +365,25 @@ class PhysicsRules(HostRules):
         (body, angle_deg), batch = run.result, run.batch
         posed, quaternions = batch.body_quat_wxyz.episode_poses(0)
         names = [batch.body_label(int(k)) for k in posed]
-        require(body in names, f"{body} was turned, and its orientation is not recorded.")
+        require(body in names, f"{body} was turned, but its orientation is not recorded.")
         path = quaternions[:, names.index(body)]
         ends = Rotation.from_quat(np.roll(path[[0, -1]], -1, axis=1))
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
         off = np.degrees((ends[1] * ends[0].inv() * expected.inv()).magnitude())
-        wrong = f"its record is {off:.1f}° off: quaternions are w, x, y, z, in the world frame."
-        require(off <= _OFF_DEG, f"{body} was turned by {angle_deg:g}° about the vertical; {wrong}")
+        wrong = f"its recorded orientation is {off:.1f}° off. Quaternions must be w, x, y, z in the world frame."
+        require(off <= _OFF_DEG, f"{body} was turned by {angle_deg:g}° about the vertical, and {wrong}")
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs in any bit in a new environment."""
         skip_unless_repeatable(run)
         held = self.run_hook("hold")
-        require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, and no contact is recorded.")
+        require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, but no contact is recorded.")
         again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), held.actions)
         require_same(held.batch, again, "The motion of hold(), repeated in a new environment,")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
-        """Fail if an episode after that of the hook `hold` differs in any bit from its repetition in a new environment.
-        Some GPU engines clear their contact buffers only at the next step.
+        """Fail if an episode that follows the hook `hold` differs in any bit from its repetition in a new environment:
+        some GPU engines clear their contact buffers only at the next step after a reset.
         """
         skip_unless_repeatable(run)
         host = self.host()
