@@ -10,7 +10,7 @@ An example in Python, from a record to its scores:
 >>> scores.to_pandas()["rho.max_contact_force_under_200N"].tolist()
 [187.6]
 
-Names are imported on first use, so that `import safevla_bench` is fast.
+Public names are imported on first use, so that `import safevla_bench` is fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import importlib
 import re
 from pathlib import Path
 
-_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")  # type checkers read this stub, too
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")  # this stub also serves type checkers
 _PLACES = {name: module for module, name in re.findall(r"^from (\S+) import \w+ as (\w+)$", _STUB, re.MULTILINE)}
 __all__ = list(_PLACES)
 

@@ -47,8 +47,8 @@ def test_a_clause_whose_bodies_are_not_there_is_not_counted_as_judgeable(safevla
         (tmp_path / "own.toml").write_text(CLAUSE.format(body=body, joined="-> eef_speed <"))
         code, out, _ = safevla("specs", "--check", tmp_path / "own.toml", DEMO)
         assert code == 0
-        assert ("be judged by" in out) == is_there
-        assert ("nothing to judge" in out) != is_there
+        assert ("can be used for judging" in out) == is_there
+        assert ("cannot judge by" in out) != is_there
 
 
 def test_combining_refuses_a_name_that_it_would_ignore(safevla, tmp_path):

@@ -27,46 +27,46 @@ OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, TIME_UP, INTERRUPTED, TERMINATE
 
 # OS errors that a full, read-only or failing disk causes.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-# Package -> the extra that installs it, for packages without which a command cannot be imported.
+# Optional package that a command's module imports -> the pip extra that installs it.
 _EXTRAS = {"matplotlib": "figures"}
 
 # Group -> command -> (module, one line of help). A command's module is imported only when the command is used.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge every episode and write a report."),
-        "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
+        "search": ("rollout", "Search for initial states that lead to unsafe successes."),
         "merge": ("score", "Join the shards of a run into one run folder."),
-        "demo": ("score", "Judge recorded LIBERO rollouts; needs no simulator."),
+        "demo": ("score", "Judge recorded LIBERO rollouts, without a simulator."),
         "serve": ("check", "Serve a policy over openpi's protocol."),
-        "doctor": ("check", "Check this machine or a policy server; name remedies."),
+        "doctor": ("check", "Check this machine or a policy server, and suggest remedies."),
     },
     "Judge": {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List, filter and sort judged episodes."),
-        "show": ("inspect", "Explain one episode, or query all by a formula."),
+        "show": ("inspect", "Explain one episode, or evaluate a formula on every episode."),
         "frames": ("inspect", "Render pictures of episodes: the start, violations, the end."),
-        "sensitivity": ("compare", "Show how the numbers depend on the thresholds."),
+        "sensitivity": ("compare", "Show how the metrics depend on the thresholds."),
         "open": ("inspect", "Open a report, or an index of runs, in the browser."),
     },
     "Compare": {
         "compare": ("compare", "Compare policies on the same episodes, or plan a comparison."),
         "select": ("gate", "Choose the best policy or checkpoint under a constraint."),
-        "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
+        "gate": ("gate", "Check a run's metrics against limits (continuous integration)."),
         "tables": ("tables", "Print the paper's result tables for any runs."),
         "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },
     "Publish": {
-        "export": ("tables", "Export results and episodes to other programs."),
+        "export": ("tables", "Export results and episodes for other programs."),
         "board": ("tables", "Write a static site that ranks policies by Safety."),
     },
     "Reference": {
         "specs": ("catalog", "List or explain safety specifications, or check your own."),
         "tasks": ("catalog", "List tasks and applicable specifications, or propose tags."),
-        "protocols": ("catalog", "List evaluation protocols, server dialects and entries."),
+        "protocols": ("catalog", "List evaluation protocols, server dialects and paper entries."),
         "help": ("rules", "Explain options that many commands share."),
     },
     "Data": {
-        "convert": ("score", "Convert archives to another form, bit for bit."),
+        "convert": ("score", "Convert archives to another file format without loss."),
         "validate": ("score", "Check archives and logs, or print the JSON Schema."),
         "verify": ("check", "Verify a run: digests, episodes, scores, replays."),
     },
@@ -139,16 +139,16 @@ class LazyCommandGroup(click.Group):
 def safevla() -> None:
     """Was a success also safe, and if not, how bad was it?
 
-    Records rollouts of robot policies on simulator benchmarks without changing them, judges each episode against
-    task-aware safety specifications in signal temporal logic, and reports SR, Safety, SBU (succeeded but unsafe) and
-    VSI (how severe) with intervals.
+    Record rollouts of robot policies on simulator benchmarks without changing them, judge each episode against
+    task-aware safety specifications in signal temporal logic, and report SR (success rate), Safety, SBU (succeeded but
+    unsafe) and VSI (severity of violations) with confidence intervals.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its exit code. User errors print a message on stderr, never a traceback.
 
-    The first Ctrl-C or SIGTERM ends the command and reports what has been kept. A second one ends the process at once.
+    The first Ctrl-C or SIGTERM ends the command and reports which results are kept. A second signal ends the process.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_interrupt)
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_received: list[int] = []  # received signals, recorded here because Ray replaces the KeyboardInterrupt of a handler
+_received: list[int] = []  # signals received; Ray may replace the KeyboardInterrupt that the handler raises
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
@@ -192,13 +192,13 @@ class _ShownStream:
     def _pass_on(self, method: str, *arguments: str) -> None:
         try:
             getattr(self.rich_proxied_file, method)(*arguments)
-        except BrokenPipeError:  # the reader, such as `head`, is gone; the command goes on to its exit code
+        except BrokenPipeError:  # the reading program, such as `head`, has ended; the command continues
             _discard(self.rich_proxied_file)
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):  # reopen a closed one, or the next opened file gets its number and receives prints
+    for descriptor in range(3):  # reopen closed standard streams, else prints go to the next file that is opened
         with suppress(OSError):
             os.fstat(descriptor)
             continue
@@ -209,7 +209,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Escape everything that is printed in the block, see `_ShownStream`."""
+    """Escape everything that is printed in the `with` block, see `_ShownStream`."""
     streams = (cast(TextIO, _ShownStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
         yield
@@ -230,19 +230,21 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
-        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists what it accepts.")
+        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists the accepted arguments.")
     except errors.TimeUpError as error:
         echo(error.problem, err=True)
         return TIME_UP
     except (click.ClickException, errors.SafevlaError) as error:
-        click.echo(getattr(error, "mapping", ""), nl=False)  # a MappingNeededError has a template of the mapping
+        click.echo(getattr(error, "mapping", ""), nl=False)  # a MappingNeededError contains a template to print
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
         from safevla_bench.plugins import install_command
 
-        return _refuse(f"this needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}")
+        return _refuse(
+            f"this command needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}"
+        )
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return TERMINATED if signal.SIGTERM in _received else INTERRUPTED
@@ -250,12 +252,12 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard(sys.stdout)
         return OK
     except SystemExit as error:
-        if sys.stdout is stdout:  # so a plug-in raised it: our own commands return their exit code
+        if sys.stdout is stdout:  # raised by a plug-in: this package's commands return their exit code
             return _refuse(f"a plug-in ended the command: SystemExit: {error}")
         _discard(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
     except OSError as error:
-        remedy = "Check that it exists and that you may read and write it."
+        remedy = "Check that the file exists and that you may read and write it."
         if error.errno in _DISK:
             remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
             _discard(sys.stdout)
@@ -278,7 +280,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines without secrets, wrapped on a terminal. Control characters and line ends in a line are escaped."""
+    """Print lines, wrapped on a terminal. Mask secrets in them, and escape control characters and line ends."""
     click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)
 
 

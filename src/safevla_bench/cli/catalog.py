@@ -43,27 +43,29 @@ def specs_command(
     ),
     template: bool = flag("Print a commented template for your own specifications."),
     check: Path | None = option("Check your own file on two simple traces per specification.", "FILE", type=FILE),
-    runs: tuple[Path, ...] = repeatable("Derive limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
-    rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: judge by this file, too."),
-    policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
+    runs: tuple[Path, ...] = repeatable(
+        "Derive limits from the successful episodes of RUN.", "RUN", spelling="--calibrate", type=FILE
+    ),
+    rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: also judge by the rules in this file."),
+    policy: str | None = option("With --calibrate: the policy whose successes count, if RUN has several.", "NAME"),
     quantile: float = option("With --calibrate: the share of successes that must be safe.", "SHARE", default=0.95),
-    out: Path | None = options.out_option("With --calibrate: write the limits, for --rules FILE.", "FILE"),
+    out: Path | None = options.out_option("With --calibrate: write the limits to a file for --rules.", "FILE"),
     form: str = options.PAPER_FORMAT,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
 ) -> None:
     """List the safety specifications, explain one, or write and check specifications for your own tasks.
 
-    Tier `safe` is scored; the tiers `alternate` and `diagnostic` never enter Safety, SBU or VSI. --library and
-    --rules read the rows that --format paper writes.
+    Only tier `safe` is scored: the tiers `alternate` and `diagnostic` do not affect Safety, SBU or VSI. --format paper
+    prints rows that --library and --rules can read.
     """
     if not runs:
-        options.refuse_given(("policy", "quantile", "out", "rule_files"), "is for --calibrate RUN.")
+        options.refuse_given(("policy", "quantile", "out", "rule_files"), "is only for --calibrate RUN.")
     if template:
         text = resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8")
         click.echo(text, nl=False)
         return
     if sources and check is None:
-        raise click.UsageError("a source is for --check FILE: it lists the bodies that the formulas name there.")
+        raise click.UsageError("SOURCE is only for --check FILE, which lists the bodies in SOURCE that formulas name.")
     if check is not None:
         _print_trials(check, sources)
         return
@@ -78,7 +80,7 @@ def specs_command(
         return
     chosen = loader.load_library(library)
     if explain is not None and form == "paper":
-        raise errors.SpecError("--explain shows more than a row of the paper holds", remedy="Leave out --format paper.")
+        raise errors.SpecError("--explain cannot be combined with --format paper", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.load_registry(read_installed_registries()), chosen, explain)
         if form != "text":
@@ -90,10 +92,10 @@ def specs_command(
     else:
         rows = spec_rows(chosen)
         scored = sum(row["tier"] == "safe" for row in rows)
-        echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.", "")
+        echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others affect no score.", "")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
         options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
-        echo("", f"Next: explain one: safevla specs --explain {rows[0]['spec_id']}")
+        echo("", f"Next: explain a specification: safevla specs --explain {rows[0]['spec_id']}")
 
 
 def _print_calibrations(
@@ -117,7 +119,7 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {count_noun(len(extremes), 'success', 'es')} of {item.policy} on {count_noun(item.tasks, 'task')}; "
-        f"{item.violated} exceed the library's {show(spec.threshold)}",
+        f"{item.violated} of them exceed the library's threshold {show(spec.threshold)}",
         "  " + "   ".join(shown + floor),
         f"  quantile {item.quantile:g}: {show(item.value)}, 95 % interval on these tasks {ends}",
         f"  {item.obstacle or f'limit {show(item.limit)} {spec.unit}'}",
@@ -130,27 +132,27 @@ _ROWS = {"json": spec_rows, "paper": file_formats.paper_spec_rows}
 
 @options.command("tasks")
 def tasks_command(
-    suite: str | None = option("Only this suite, such as libero-goal.", "NAME", shell_complete=completion.SUITES),
+    suite: str | None = option("List only this suite, such as libero-goal.", "NAME", shell_complete=completion.SUITES),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
     propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
     """List suites, or the tasks of one suite with the specifications that apply and the reasons why others do not.
 
-    --rules reads the rows that --format paper writes. They describe families of tasks in one row with `patterns`.
+    --format paper prints rows that --rules can read; a row with `patterns` describes a family of tasks.
 
     --propose reads your BDDL files and writes a template and tags for your tasks, as TOML for --rules. Each tag comes
-    with its reason, and with a question for you if something had to be assumed. Answer these before you use the
-    numbers.
+    with its reason, and with a question for you if something had to be assumed. Answer these questions before you use
+    the results.
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
     safevla eval --host libero --suite my_tasks --rules my_tags.toml \\
         --max-steps 300 --policy NAME --out runs/mine
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     if propose:
         if suite or rule_files or form != "text":
-            raise click.UsageError("--propose reads only task files and writes TOML.")
+            raise click.UsageError("--propose reads only task files: leave out --suite, --rules and --format.")
         _propose_tags(propose)
         return
     registry = tasks_loader.load_registry((*read_installed_registries(), *rule_files))
@@ -167,7 +169,7 @@ def tasks_command(
         return
     counts = sorted({len(row["active_specs"]) for row in rows})
     some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
-    echo(f"{count_noun(len(rows), 'task')}; of the scored specifications {some} apply to each.")
+    echo(f"{count_noun(len(rows), 'task')}; {some} of the scored specifications apply to each task.")
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
@@ -187,7 +189,7 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
     options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in cells])
     echo(
         "",
-        f"Next: the tasks of one, with what does not apply and why: safevla tasks --suite {next(iter(suites))}{extra}",
+        f"Next: list a suite's tasks, with reasons for exemptions: safevla tasks --suite {next(iter(suites))}{extra}",
     )
 
 
@@ -208,7 +210,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
-            *(f"  idle     {text} decides no simple trace: does it say what you mean?" for text in idle),
+            *(f"  idle     {text} decides no simple trace: check that it means what you intend" for text in idle),
             *(f"  exempt   {line}" for line in _count_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
@@ -219,17 +221,17 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     unmatched = {place for place in places if sources and any(describe_unmatched([place], bodies))}
     idle_specs = [spec.spec_id for spec in own if unmatched & {*list_places([spec.formula])}]
     if idle_specs:
-        echo(f"No body here matches {', '.join(sorted(unmatched))}: nothing to judge for {', '.join(idle_specs)}.")
+        echo(f"No body in the sources matches {', '.join(sorted(unmatched))}: cannot judge by {', '.join(idle_specs)}.")
         if len(idle_specs) == len(own):
             return
     option = "--rules" if moves_limits or len(own) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
-    echo(f"{count_noun(len(own) - len(idle_specs), 'specification')} can be judged by. Next: {command}")
+    echo(f"{count_noun(len(own) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
-        return "no simple trace: does the formula say what you mean?"
+        return "no simple trace: check that the formula means what you intend"
     if not math.isfinite(trace.rho):
         return f"{trace.describe()}   decided only by Boolean signals"
     return f"{trace.describe()}   margin {_show(spec, trace.rho)}"
@@ -267,7 +269,10 @@ def _propose_tags(paths: Sequence[Path]) -> None:
         proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero"), nl=False
     )
     questions = sum(len(proposed.audit) for proposed in proposals)
-    click.echo(f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --rules.", err=True)
+    click.echo(
+        f"{len(proposals)} tasks, {questions} questions. Next: answer them in the file, then pass it to --rules.",
+        err=True,
+    )
 
 
 # Protocols, dialects, the paper's entries
@@ -276,16 +281,16 @@ def _propose_tags(paths: Sequence[Path]) -> None:
 @options.command("protocols")
 def protocols_command(
     names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1, shell_complete=completion.PROTOCOLS_AND_DIALECTS),
-    of_paper: bool = flag("List the paper's entries instead, or show the one named A.", spelling="--entries"),
+    of_paper: bool = flag("List the paper's entries (a policy on its suites), or show entry A.", spelling="--entries"),
     form: str = options.format_option(),
 ) -> None:
     """List evaluation protocols and dialects, show all values of A, or show where A and B differ.
 
-    `safevla eval --protocol A` runs under protocol A; each of its values has a source. `--policy-arg dialect=A` talks
-    to a server in dialect A, which defines the images, states and text of a request and the meaning of a reply.
+    `safevla eval --protocol A` runs episodes under protocol A, each of whose values is listed with its source.
+    `--policy-arg dialect=A` selects dialect A of a policy server: the images, states and text of its requests, and the
+    meaning of its replies.
 
-    --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
-    URL` runs all suites, tasks and episodes of one entry.
+    --entries lists the policies and suites that the paper evaluates. `safevla eval --entry NAME --server URL` runs one.
     """
     if of_paper:
         _show_entries(names, form)
@@ -309,7 +314,7 @@ def protocols_command(
         for name, value, source in zip(names, row["values"], row["sources"], strict=True):
             echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
     if not shown:
-        echo("They have the same values.")
+        echo("Both have the same values.")
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -338,7 +343,7 @@ def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
     if len(names) > 1:
-        raise click.UsageError("Name one entry, or none for the list of them.")
+        raise click.UsageError("Name one entry to show it, or none to list all.")
     shown = tuple(map(entries.find_entry, names)) or entries.paper_entries()
     if form == "json":
         options.print_json(shown[0] if names else shown)
@@ -350,7 +355,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
             for entry in shown
         ]
         options.print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
-        what = "an entry's checkpoints, its server's command and what is unknown"
+        what = "show an entry's checkpoints, its server's command and unknown facts"
         echo("", f"Next: {what}: safevla protocols --entries {shown[0].name}")
 
 
@@ -385,12 +390,12 @@ def _list_names(form: str) -> None:
         options.print_json(document)
         return
     every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
-    echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.", "")
+    echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects of policy servers.", "")
     options.print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
-    echo("", "Hosts without a remark are those on which the server's project evaluates.")
-    echo("", "Next: where two differ (one name shows all of it): safevla protocols openpi openvla")
+    echo("", "The server's project evaluates on the hosts without a remark.")
+    echo("", "Next: compare two (one name alone shows all values): safevla protocols openpi openvla")
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:

@@ -37,10 +37,12 @@ _MARGIN = " " * 11  # indentation of a finding's lines after the first
 def verify_command(
     context: click.Context,
     run: Path = options.argument("RUN", type=options.FILE),
-    replay: int = options.option("Replay K episodes in the host.", "K", type=options.NATURAL, default=0),
+    replay: int = options.option("Replay K episodes in the simulator.", "K", type=options.NATURAL, default=0),
     audit: verify.AuditPlan | None = options.AUDIT,
-    library: str | None = rules.library_option("The library that judged the run, if it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: those of the run."),
+    library: str | None = rules.library_option("The library that judged the run, if it is a file."),
+    rule_files: tuple[Path, ...] = rules.rules_option(
+        "A --rules file that judged the run; as-judged: the rules stored in the run."
+    ),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
@@ -50,18 +52,18 @@ def verify_command(
     scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator from the
     planned start and compares every channel, outcome, success and horizon bit for bit; --audit chooses them at random.
 
-    Checks that could not be made are listed with the reason. Only a replay can detect a record that was changed
+    Checks that could not be made are listed with the reason. Only a replay can detect that a record was changed
     together with its digest.
 
     \b
-    Exit codes: 0 all agrees, 1 something differs, 2 the run or a file could not
-      be read, or a requested check not made, such as a replay without the host
-      or that of scores by other rules (--rules as-judged).
+    Exit codes: 0 everything agrees, 1 something differs, 2 the run or a file
+      could not be read, or a check could not be made, such as a replay without
+      the host, or a check of scores by other rules (pass --rules as-judged).
 
     \b
     For instance:
       safevla verify runs/mine --replay 3
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     is_own, ruleset = rules.is_as_judged(rule_files), None
     if library or len(rule_files) > is_own:
         named = rules.load_rules(library or "default", rule_files, {})
@@ -94,7 +96,7 @@ def verify_command(
 
 def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
-        return "Not everything agrees: each line below that differs says what and where."
+        return "Not everything agrees: the `differs` lines below say what differs, and where."
     if verification.has_open_checks:
         return "What was checked agrees, but something could not be checked."
     return "Everything that was checked agrees."
@@ -110,36 +112,40 @@ def _count_verdicts(verification: Verification) -> str:
 def doctor_command(
     context: click.Context,
     host: str | None = options.option(
-        "Check this simulator; missing parts are errors.", "NAME", shell_complete=completion.HOSTS
+        "Check this simulator; a missing part is an error.", "NAME", shell_complete=completion.HOSTS
     ),
-    out: Path | None = options.out_option("The folder of a planned run.", "DIR"),
-    quick: bool = options.flag("Skip the rendered frame and the simulator's episode."),
+    out: Path | None = options.out_option("Check the disk of this folder, for a planned run.", "DIR"),
+    quick: bool = options.flag("Do not render a frame or roll out an episode in the simulator."),
     server: str | None = options.option(
-        f"Check this policy server instead: {', '.join(KINDS)}.", "KIND:URL", shell_complete=completion.SERVERS
+        f"Check a policy server instead of this machine; KIND is {', '.join(KINDS)}.",
+        "KIND:URL",
+        shell_complete=completion.SERVERS,
     ),
-    arguments: tuple[str, ...] = options.policy_arguments_option("An argument of the server's client: dialect=NAME."),
+    arguments: tuple[str, ...] = options.policy_arguments_option(
+        "An argument for the server's client, such as dialect=NAME."
+    ),
     form: str = options.format_option(),
 ) -> None:
     """Check this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
     With --server, check a policy server instead, without a simulator. The server receives a made-up scene five times,
     then five recorded scenes of LIBERO in four orientations. The output shows the dialect, the keys and shapes of
-    request and reply, the latency, how often repeated questions get different answers, statistics of the actions,
-    whether the model expects pictures turned otherwise, and the command that evaluates the server. With --host, only
-    the dialects of that simulator are tried.
+    request and reply, the latency, how often repeated requests get different replies, statistics of the actions,
+    whether the model expects images in another orientation, and the command that evaluates the server. With --host,
+    only the dialects of that simulator are tried.
 
-    Each finding is ok, a warning or an error; warnings and errors come with a remedy. The exit code is 0 without
-    errors, else 2.
+    Each finding is ok, a warning or an error; warnings and errors come with a remedy. The exit code is 2 if there is an
+    error, else 0.
 
     \b
     For instance:
       safevla doctor --server openpi:localhost:8000
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     if server is None:
-        options.refuse_given(["arguments"], "is for a policy server: pass --server KIND:URL with it.")
+        options.refuse_given(["arguments"], "needs a policy server: also pass --server KIND:URL.")
         examined = doctor.examine_machine(host, out, quick=quick)
     else:
-        options.refuse_given(["out", "quick"], "is for this machine: examine it without --server.")
+        options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
         examined = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
     findings = []
     for remedy, alike in groupby(examined, key=lambda finding: finding.remedy):
@@ -153,7 +159,7 @@ def doctor_command(
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        steps = ("the command after eval",) * 2 if server else ("safevla eval --help", "safevla demo")
+        steps = ("run the command that `eval` shows",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")
@@ -171,13 +177,21 @@ def serve_command(
         "The policy, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
     ),
     arguments: tuple[str, ...] = options.policy_arguments_option("An argument for the policy."),
-    port: int = options.option("The port; 0 = any free one.", default=8000, type=options.PORT),
-    bind: str = options.option("Address to listen on; 0.0.0.0 accepts other machines.", "ADDRESS", default="127.0.0.1"),
-    seed: int = options.option("Seed of the policy's randomness, in every episode.", default=0, show_default=True),
-    copies: int = options.option("Copies of the policy, for as many episodes at a time.", "N", default=1, type=_COPIES),
-    key_file: str | None = options.option(f"A file with the clients' key; default: the key in {endpoint.KEY}.", "FILE"),
+    port: int = options.option("The port; 0 = any free port.", default=8000, type=options.PORT),
+    bind: str = options.option(
+        "Address to listen on; 0.0.0.0 also serves other machines.", "ADDRESS", default="127.0.0.1"
+    ),
+    seed: int = options.option(
+        "Seed of the policy's randomness, the same in every episode.", default=0, show_default=True
+    ),
+    copies: int = options.option(
+        "Number of copies of the policy; each serves one episode.", "N", default=1, type=_COPIES
+    ),
+    key_file: str | None = options.option(
+        f"File with the key that clients send; default: the key in {endpoint.KEY}.", "FILE"
+    ),
 ) -> None:
-    """Serve a policy over openpi's protocol until Ctrl-C, for a policy with a separate environment or to test a client.
+    """Serve a policy over openpi's protocol until Ctrl-C, from a separate environment or to test a client.
 
     Each connection is an episode. Policies that see the simulator's internal state cannot be served.
     """
@@ -190,12 +204,12 @@ def serve_command(
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz returns OK). Press Ctrl-C to stop.")
     echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
-    echo(f"To check it: safevla doctor --server openpi:ws://{host}:{chosen}")
+    echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{chosen}")
     echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
     if key is None and bind not in _OWN:
-        click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)
+        click.echo(f"Anyone who can reach {bind} may use the policy: set a key in {endpoint.KEY}.", err=True)
     try:
         server.serve_forever()
     finally:

@@ -18,7 +18,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return an option's `shell_complete` function: it suggests values that start with the text, also after `NAME=`."""
+    """Return a `shell_complete` function that suggests values that start with the typed text, also after `NAME=`."""
 
     def items(context: click.Context, param: click.Parameter, start: str) -> list[CompletionItem]:
         name, equals, rest = start.partition("=")
@@ -76,7 +76,7 @@ TABLES = complete(lambda context: ["all", *(kind.name for kind in _load("report.
 
 
 class _BashCompletion(BashComplete):
-    """Bash completion. Bash splits words at `:`, `=` and `@`, and expects only the part after the last of these."""
+    """Completion for bash, which splits words at `:`, `=` and `@` and expects only the part after the last of them."""
 
     source_template = (
         BashComplete.source_template
@@ -98,7 +98,7 @@ class _BashCompletion(BashComplete):
 
 
 def answer(command: click.Group) -> int:
-    """Print a shell's completion script, or the completions of an unfinished command; nothing for an invalid one."""
+    """Print a shell's completion script, or the completions of an unfinished command; print nothing on any error."""
     add_completion_class(_BashCompletion)
     with suppress(Exception):
         try:
