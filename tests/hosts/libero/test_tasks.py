@@ -87,7 +87,7 @@ def test_a_folder_that_is_named_like_an_official_suite_is_refused_by_eval_and_re
     linked = mine.parent / name.upper()
     linked.parent.mkdir()
     linked.symlink_to(folder)
-    with pytest.raises(HostError, match="is named like"):
+    with pytest.raises(HostError, match="has the name of"):
         make_host("libero").tasks(str(linked))
 
 

@@ -28,7 +28,7 @@ from safevla_recorder.episode import ContactList, EpisodeArrays, Floats
 
 SUITE = "fake"
 DT_S = 0.05
-REACH_M = 0.03  # distance at which the gripper grips, a body is pushed, and the block counts as on the tray
+REACH_M = 0.03  # distance within which bodies are gripped or pushed, and the block counts as on the tray
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
@@ -82,7 +82,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return x and y of block, cup and tray, within ±1 cm of the task's places; `own` are its initial states."""
+        """Return x and y of block, cup and tray, within ±1 cm of the task's places. Its initial states are `own`."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flat_places(_first_objects(task.index))
         starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
@@ -174,12 +174,12 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # the peak of a control step's only substep
+        further={"joint_torque_peak_nm": np.abs(torques)},  # each control step has one substep
     )
 
 
 class FakeEnv(RecordedEnv[_FakeLog]):
-    """One fake task. Actions [7] are LIBERO's: 0.05 m per unit, rotation ignored, gripper -1 opens and +1 closes."""
+    """One fake task. Actions [7] are as in LIBERO: 0.05 m per unit, rotation ignored, gripper -1 opens, +1 closes."""
 
     dt_s = DT_S
     embodiment = "Panda"
@@ -293,7 +293,7 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
-            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Run the search again.")
+            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Run the search again here.")
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
@@ -318,8 +318,8 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
     world.physics = change
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
-        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot"
-        raise HostError(problem, remedy=f"Bodies here: {', '.join(_ROLES)}; contact:A,B disables a contact pair.")
+        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot, which must stay"
+        raise HostError(problem, remedy=f"Bodies: {', '.join(_ROLES)}. Or disable a contact pair by contact:A,B.")
     if change.shift_m:
         angle = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, turned in zip(_MOVABLE, angle, strict=True):

