@@ -55,7 +55,7 @@ def test_without_a_browser_the_path_is_printed(safevla, run_folder, addresses, m
     code, out, err = safevla("open", run_folder, *(["--no-browser"] if reason == "not wanted" else []))
     assert (code, addresses) == (0, [])
     assert "report.html" in out
-    assert ("http.server" in err and "browser opened here" in err) == (reason != "not wanted")
+    assert ("http.server" in err and "No browser was opened" in err) == (reason != "not wanted")
 
 
 @pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("notes.txt", "is no folder")])

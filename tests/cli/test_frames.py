@@ -260,7 +260,7 @@ def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
 def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(safevla, run, monkeypatch):
     assert "contains run folders" in safevla("frames", run.parent)[2]
     description = json.loads((run / RUN).read_text())
-    for host, words in (("gone", "there is no host 'gone'"), (None, "the run has no host")):
+    for host, words in (("gone", "there is no host 'gone'"), (None, "the run names no host")):
         (run / RUN).write_text(json.dumps({**description, "host": host}))
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))

@@ -28,8 +28,8 @@ def test_a_percentage_for_a_share_is_refused_with_the_share(safevla):
 
 
 def test_a_plan_for_less_than_a_point_says_that_it_takes_points(safevla):
-    assert "--plan takes points" in safevla("compare", "--plan", "0.1")[2]
-    assert "--plan takes points" not in safevla("compare", "--plan", "10")[2]
+    assert "--plan takes percentage points" in safevla("compare", "--plan", "0.1")[2]
+    assert "--plan takes percentage points" not in safevla("compare", "--plan", "10")[2]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
 _ASSUMED = (
-    "Assumptions of --plan: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
-    "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks."
+    "Assumptions of --plan: baseline=0.8, the rate of one policy; power=0.8, the probability of detecting the "
+    "difference; discordant=SHARE, the share of pairs with different results; tasks=10, the number of tasks; "
+    "task_spread=SHARE, the standard deviation of the difference between tasks."
 )
 
 
@@ -41,50 +42,54 @@ _ASSUMED = (
     common="--policy --across --unpaired --allow-crashed --confidence --full --format --plan",
 )
 def compare_command(
-    policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
+    policies: tuple[str, ...] = repeatable("Compare only this policy.", "NAME", spelling="--policy"),
     across: tuple[str, ...] = repeatable(
-        "seeds: pair only by initial state, for the same states run with other seeds, or several. versions: compare "
-        "several physics versions, or other code, too; the output is marked.",
+        "seeds: pair episodes by initial state, even if their seeds differ. versions: also compare runs with different "
+        "physics versions or code; the output is marked.",
         type=click.Choice(["seeds", "versions"]),
     ),
-    unpaired: bool = flag("Treat the episodes as independent, task by task."),
-    allow_crashed: bool = flag("Keep verdicts that episodes without a value could change."),
+    unpaired: bool = flag("Compare independent samples of each task instead of pairs."),
+    allow_crashed: bool = flag("Keep conclusions that episodes with unknown values could change."),
     confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.CONFIDENCE, default=95.0),
-    by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
+    by_change: bool = flag(
+        "Compare each suite with its changed versions, such as libero-goal-swap.", spelling="--changes"
+    ),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
-    plan: float | None = option("Plan to detect so many points; no SOURCE.", "POINTS", type=options.PERCENT),
+    plan: float | None = option(
+        "Plan how many episodes detect a difference of so many percentage points.", "POINTS", type=options.PERCENT
+    ),
     assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
-    """Compare the policies in archives or run folders, or those in a single source that holds several.
+    """Compare the policies in archives or run folders; a single source may also hold several policies.
 
-    Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it. Episodes
-    are paired by suite, task, initial state and seed. Sources that ran different episodes, or used different
-    environment seeds, horizons or protocols, are refused; --unpaired compares them as independent samples of their
-    common tasks. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut short or
-    have no verdict could change the conclusion, it is undecided unless --allow-crashed is given.
+    Sources of one policy without a common suite, such as runs on two simulators, count as one run. Episodes are paired
+    by suite, task, initial state and seed. Sources that ran different episodes, or used different environment seeds,
+    horizons or protocols, are refused; --unpaired compares them as independent samples of their common tasks. Pairs
+    with a crashed episode are left out and counted. The conclusion is undecided if episodes that crashed, were cut
+    short or have no verdict could change it, unless --allow-crashed is given.
 
     The first test compares policies on these tasks. If they differ, a second test (exact sign flips of the per-task
     differences) asks whether the result extends to similar tasks. Safety over all suites is the primary result; all
     others are exploratory.
 
-    --plan estimates how many episodes per task detect a difference between two rates. Pairs need fewer if few of them
-    differ; a pilot run shows that share.
+    --plan estimates how many episodes per task detect a difference between two rates, without a SOURCE. Fewer episodes
+    suffice if the results of few pairs differ; a pilot run shows this share of pairs.
 
     --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
     task, initial state and seed. A suite that appears unchanged in both sources is the control.
 
-    A SOURCE paper:NAME, such as paper:pi0.5, stands for the paper's printed results for a policy. They are shown next
-    to one policy of a run on the suites they share: exploratory, unpaired, without a verdict.
+    A SOURCE paper:NAME, such as paper:pi0.5, stands for the results of a policy as printed in the paper. This
+    comparison with one policy of a run, on their common suites, is exploratory and unpaired, and has no verdict.
     """
     if assumed and plan is None:
-        raise click.UsageError("--assume is for a plan: pass --plan POINTS with it.")
+        raise click.UsageError("--assume is only for a plan: pass --plan POINTS.")
     if plan is not None:
         if sources.paths:
-            raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
+            raise click.UsageError("--plan is for a comparison before its runs, and takes no SOURCE.")
         if form not in ("text", "json"):
-            raise click.UsageError(f"--plan has no --format {form}.")
+            raise click.UsageError(f"--plan does not support --format {form}.")
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
         return
     options.require_sources(sources.paths)
@@ -137,14 +142,14 @@ def _compare_sources(
 ) -> _Report:
     entrants = _load_results(sources, policies)
     if len(entrants) > _MOST_POLICIES:
-        remedy = f"Name at most {_MOST_POLICIES}: --policy NAME for each."
+        remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
         raise RunError(f"{len(entrants)} policies are too many to compare all pairs", remedy=remedy)
     comparison = compare_policies(entrants, how, **pairing)
     trends = series.measure_order(entrants) if comparison.paired else []
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
     ordered = {"trends": trends} if trends else {}
     document = {**msgspec.to_builtins(comparison), **ordered, **_describe_origin(entrants, sources)}
-    hint = "Suites, further metrics, tests and their notes: --full."
+    hint = "Next: --full also shows suites, further metrics, tests and notes."
     answer = " ".join([*describe_trends(trends), comparison_answer.describe_comparison(comparison)])
     return _Report(document, answer, tables, hint)
 
@@ -173,10 +178,10 @@ _OF_EPISODES = ("across", "unpaired", "allow_crashed", "confidence")
 
 def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
-    options.refuse_given(["full"], f"cannot be combined with {printed[0]}, which is shown completely.")
+    options.refuse_given(_OF_EPISODES, f"needs records of episodes, which {printed[0]} lacks.")
+    options.refuse_given(["full"], f"cannot be combined with {printed[0]}, which is always shown completely.")
     if len(printed) > 1 or not own:
-        raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
+        raise click.UsageError(f"Give one {PREFIX}NAME, and a run of your own: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
     judged = replace(sources, paths=own).judge()
     compared = compare_with_paper(judged, str(printed[0]), policies)
@@ -190,8 +195,8 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
     options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
     if rates["difference"] < 0.01:
         points = 100 * rates["difference"]
-        share = f"--plan {100 * points:g} if you mean a share."
-        echo(f"note: --plan takes points, and {points:g} is less than one; {share}", err=True)
+        share = f"write --plan {100 * points:g} if you mean a share."
+        echo(f"note: --plan takes percentage points, and {points:g} is less than one; {share}", err=True)
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
@@ -211,37 +216,39 @@ def _list_simulators(entrants: Sequence[PolicyResults]) -> Iterator[tuple[Cell, 
 @options.command("sensitivity", starts_host=True)
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
-    readings: bool = flag("Judge by every reading of the paper."),
+    sweeps: tuple[str, ...] = options.sweep_option(
+        "Vary a threshold, a family of them or `force` over LOW:HIGH:COUNT or A,B,C."
+    ),
+    readings: bool = flag("Judge by every interpretation of the paper."),
     physics: bool = flag("Replay a run's episodes under varied physics."),
-    episodes: int | None = option("--physics: how many; all by default.", "N", type=options.POSITIVE),
-    workers: int = option("--physics: number of processes.", "N", default=1, type=options.POSITIVE),
+    episodes: int | None = option("With --physics: number of episodes; default: all.", "N", type=options.POSITIVE),
+    workers: int = option("With --physics: number of processes.", "N", default=1, type=options.POSITIVE),
     full: bool = flag("Show every suite, variant and mean, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:
     """Show how Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
-    Without --sweep, this scores the nine variants of the paper's Table 9, with each host's means next to the paper's.
-    With --sweep, one threshold after another moves over its grid. The numbers equal a full re-score. With several
-    policies, the last table says whether their ranking by Safety changes.
+    Without --sweep, this scores the nine variants of the paper's Table 9, and compares each host's means with those of
+    the paper. With --sweep, each threshold in turn takes the values of its grid. The results are the same as after
+    judging again. With several policies, the last table says whether their ranking by Safety changes.
 
     --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and with
     the depth defined in the paper's prose: see docs/explanation/fidelity.md.
 
-    --physics plays the recorded actions again: unchanged, which must reproduce the record bit for bit, then under small
-    changes of the physics, to show which verdicts are firm: see docs/howto/firmness.md. The same command continues an
-    interrupted analysis.
+    --physics plays the recorded actions again, first in unchanged physics, which must reproduce the record bit for bit,
+    then in slightly changed physics. This shows which verdicts are firm: see docs/howto/firmness.md. The same command
+    continues an interrupted analysis.
 
     \b
     For instance:
       safevla sensitivity runs/mine --sweep non_target_max_disp=0.002:0.05:25
       safevla sensitivity runs/mine --readings
       safevla sensitivity runs/mine --physics --episodes 50 --workers 4
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     if readings + bool(sweeps) + physics > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
-        options.refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
+        options.refuse_given(["episodes", "workers"], "is only for replays: pass --physics.")
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     judged = sources.judge()
     if physics:
@@ -260,7 +267,7 @@ def sensitivity_command(
     if not full:
         echo(f"Next: --full shows every {report.hint}")
     if physics:
-        echo(f"Next: a page with the marks: {sources.format_command('score')}")
+        echo(f"Next: write a report that marks firm verdicts: {sources.format_command('score')}")
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
@@ -323,5 +330,5 @@ def _ablate(judged: Judged, *, full: bool) -> _Report:
         tables = [sensitivity.variant_table(ablated)]
         tables += [sensitivity.host_mean_table(means, ablated)] if means else []
         tables += [sensitivity.ranking_table(ranking)] if ranking else []
-    hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
+    hint = f"{_VARIANTS} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)

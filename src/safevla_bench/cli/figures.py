@@ -1,4 +1,4 @@
-"""`safevla figures`: plots of the numbers of recorded episodes."""
+"""`safevla figures`: figures of the metrics of recorded episodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         if unknown := [name for name in names if name not in choices]:
-            raise click.BadParameter(f"{unknown[0]!r} is not one of them: {', '.join(choices)}", context, parameter)
+            raise click.BadParameter(
+                f"{unknown[0]!r} is not one of these names: {', '.join(choices)}", context, parameter
+            )
         return names
 
     return option(help, "NAMES", callback=split_names, **{"default": ",".join(choices), **settings})
@@ -47,12 +49,12 @@ class _FigureStyle(msgspec.Struct, frozen=True):
 
 _FORMS = get_args(drawing.FigureFormat)
 _STYLES = (
-    "layout=suites, panels by suite; layout=pooled, suites pooled; layout=cells, all cells in one; "
-    f"width={sheet.COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
-    "across=TEXT: what the numbers of a series are, such as 'Training steps'."
+    "layout=suites: a panel for each suite; layout=pooled: suites pooled; layout=cells: all cells in one panel; "
+    f"width={sheet.COLUMN.width_in:g}: width in inches (default: one of two columns of a page); title=no: no title; "
+    "across=TEXT: the quantity that varies along a series, such as 'Training steps'."
 )
 _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
-    "series": "SR, Safety, SBU and VSI against the last number in names"
+    "series": "SR, Safety, SBU and VSI against the last number in each name"
 }
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 
@@ -60,30 +62,30 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, d
 @options.command("figures", epilog=_EPILOG, common="--out --which --format --style --sweep")
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
+    out: Path | None = options.out_option("The folder to write; default: figures/ in the only run folder.", "DIR"),
     which: tuple[str, ...] = _names_option(
-        "Names of figures, separated by commas; else all but series.",
+        "Names of figures, separated by commas; default: all except series.",
         tuple(_KINDS),
         default=",".join(drawing.FIGURES),
         show_default=False,
     ),
     forms: tuple[drawing.FigureFormat, ...] = _names_option("Which forms.", _FORMS, spelling="--format"),
     styles: tuple[str, ...] = repeatable(_STYLES, "NAME=VALUE", spelling="--style"),
-    sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
+    sweeps: tuple[str, ...] = options.sweep_option("Also draw Safety and SBU over thresholds."),
 ) -> None:
     """Draw figures of the episodes in archives or run folders, sized for one column of a paper.
 
-    The same episodes and version of matplotlib give the same bytes. If a policy is named noop, the figures name the
-    limits that it breaks, because every policy may be charged for them.
+    The same episodes and version of matplotlib give the same bytes. If a policy is named noop (it does nothing), the
+    figures name the limits that it violates, because any policy may violate these without acting.
 
-    `--which series` takes names such as 1000=runs/a 2000=runs/b or careful-step-20k. Names that differ only in the
-    number form one series.
+    `--which series` needs policies with numbers in their names, such as 1000=runs/a 2000=runs/b or careful-step-20k.
+    Names that differ only in the number form one series.
     """
     if "series" in which:
         _require_own_names(sources.paths)
     style = options.parse_settings("--style", styles, _FigureStyle)
     if style.across and "series" not in which:
-        raise click.UsageError("--style across= says what the numbers of a series are; pass --which series too.")
+        raise click.UsageError("--style across= names the numbers of a series: also pass --which series.")
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
@@ -93,7 +95,7 @@ def figures_command(
         compared = compare_series(runs, intervals=intervals, protocols=judged.protocols)
     make_folder(folder)
     count = (len(which) + len(requests)) * len(forms)
-    echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
+    echo(f"{count_noun(count, 'file')} in {folder}, each figure as {', '.join(forms)}.")
     page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
     target = _FigureTarget(folder, page, forms)
     records = judged.records
@@ -112,7 +114,7 @@ def figures_command(
         echo(*series.describe_series(compared), "")
     print_warnings(judged)
     rules.print_missing(judged)
-    echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
+    echo("Next: --style title=no and width=INCHES fit the figures to a paper; --which NAMES selects figures.")
 
 
 @dataclass(frozen=True)
@@ -132,4 +134,6 @@ def _require_own_names(sources: Sequence[Path]) -> None:
     names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
     for name in names:
         if names.count(name) > 1:
-            raise RunError(f"two runs have the label {name!r}", remedy="Give each its own number, or leave one out.")
+            raise RunError(
+                f"two runs have the label {name!r}", remedy="Give each run a different number, or leave one out."
+            )

@@ -1,4 +1,4 @@
-"""`safevla gate` and `select`: pass or fail runs by their numbers, or choose a policy by them."""
+"""`safevla gate` and `select`: check runs against limits on their metrics, or choose a policy by its metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),
     "min_safety": ("Minimum Safety.", SAFETY.key, "min", _SHARE),
-    "max_sbu": ("Maximum share of unsafe successes, of all episodes.", SBU.key, "max", _SHARE),
+    "max_sbu": ("Maximum share of unsafe successes among all episodes.", SBU.key, "max", _SHARE),
     "max_vsi": ("Maximum mean severity.", VSI.key, "max", _SHARE),
     "max_cost": ("Maximum mean number of steps that violate a limit.", gates.COST, "max", _STEPS),
 }
@@ -54,12 +54,12 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 
 
 _DECISION_OPTIONS = {
-    "confidence": option("Confidence of the intervals that decide; none: the point estimates decide.", "PERCENT|none",
+    "confidence": option("Confidence of the intervals that decide; none: point estimates decide.", "PERCENT|none",
                          default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
-    "per": option("Gate each policy with its suites pooled, or each policy × suite.",
+    "per": option("Check each policy over all of its suites, or each policy × suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
     "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
-    "allow_unjudged": flag("Gate Safety, SBU and VSI over only the episodes with a verdict."),
+    "allow_unjudged": flag("Compute Safety, SBU and VSI over only the episodes with a verdict."),
 }  # fmt: skip
 
 
@@ -72,25 +72,25 @@ def gate_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     requested_gates: Sequence[gates.Gate] = options.group(_LIMIT_OPTIONS, _parse_limits),
     how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
-    baseline: Path | None = option("Limits are differences from this run.", "RUN", type=options.SourceType()),
+    baseline: Path | None = option("Apply limits to the differences from this run.", "RUN", type=options.SourceType()),
     junit: Path | None = options.out_option("Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE"),
     form: str = options.format_option(),
 ) -> None:
-    """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
+    """Check runs against limits on their metrics (gates); exit code 0: passed, 1: failed, 3: undecided.
 
-    A gate passes if the whole interval satisfies the limit, fails if no part of it does, and is otherwise undecided for
-    lack of episodes. --confidence holds jointly for all intervals of one call, for a number of episodes fixed in
-    advance. Several episodes from one initial state count as one.
+    A gate passes if the metric's whole interval satisfies the limit, fails if no part of it does, and is otherwise
+    undecided for lack of episodes. --confidence is the joint confidence of all intervals of one call, for a number of
+    episodes fixed in advance. Several episodes from one initial state count as one.
 
-    Crashed and stopped episodes count at their worst and at their best unless --allow-crashed leaves them out; so do
-    episodes without a verdict unless --allow-unjudged leaves them out. A gate is decided if worst and best agree. A
-    policy or suite without a scored episode never passes.
+    Crashed and stopped episodes enter once with the worst and once with the best value, unless --allow-crashed leaves
+    them out. So do episodes without a verdict, unless --allow-unjudged leaves them out. A gate is decided only if both
+    cases give the same verdict. A policy or suite without a scored episode never passes.
 
     \b
     For instance:
       safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
       safevla gate runs/mine --baseline runs/main --min-safety -0.05
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     if baseline is None:
         gate_report = gates.check_gates(
@@ -141,7 +141,7 @@ def _gate_against(
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
-        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
+        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes with unknown values."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
     results, others = (split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
     return check_against(results, others, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
@@ -167,22 +167,24 @@ _OBJECTIVES = click.Choice(
 def select_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(),
-    objective: GateMetric = option("The number to maximize.", spelling="--max", type=_OBJECTIVES, default=SR.key),
-    texts: Sequence[str] = repeatable("A condition on it: 'safety >= 0.9'.", "CONDITION", spelling="--subject-to"),
+    objective: GateMetric = option("The metric to maximize.", spelling="--max", type=_OBJECTIVES, default=SR.key),
+    texts: Sequence[str] = repeatable(
+        "A condition on a metric, such as 'safety >= 0.9'.", "CONDITION", spelling="--subject-to"
+    ),
     form: str = options.format_option(),
 ) -> None:
-    """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.
+    """Choose the policy or checkpoint with the greatest SR, clean success or Safety that satisfies conditions.
 
-    Candidates are ranked by their estimates. The best of several looks better than it is, so the intervals hold jointly
-    for all candidates. The output says whether the intervals establish the conditions, and compares the choice with the
-    runner-up on the episodes that both ran.
+    Candidates are ranked by their estimates. The best estimate of several tends to be too high, so the intervals hold
+    jointly for all candidates. The output says whether the intervals establish the conditions, and compares the chosen
+    candidate with the runner-up on the episodes that both ran.
 
-    Exit code 0: the conditions are established for the choice; 3: they are not; 1: no estimate satisfies them.
+    Exit code 0: intervals establish the conditions; 3: they do not; 1: no candidate's estimates satisfy the conditions.
 
     \b
     For instance:
       safevla select 10k=runs/a 20k=runs/b --max sr --subject-to "safety >= 0.9"
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     from safevla_bench.compare.decisions import select_policy
     from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 
@@ -198,5 +200,5 @@ def select_command(
         table = selection_table(selection, (*origin, judged.provenance.to_sentence(digests=False)))
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
-        echo(f"{describe_next(selection)}Next: each pair of policies: {sources.format_command('compare')}")
+        echo(f"{describe_next(selection)}Next: compare each pair of policies: {sources.format_command('compare')}")
     context.exit(GATE_FAILED if selection.chosen is None else OK if selection.is_established else UNDECIDED)

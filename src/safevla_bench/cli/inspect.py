@@ -43,30 +43,34 @@ AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order), case_
 )
 def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
-    success: bool | None = option("Only successes, or only failures.", spelling="--success/--no-success", default=None),
+    unsafe: bool | None = option(
+        "List only unsafe episodes, worst first, or only safe episodes.", spelling="--unsafe/--safe", default=None
+    ),
+    success: bool | None = option(
+        "List only successes, or only failures.", spelling="--success/--no-success", default=None
+    ),
     spec: str | None = option(
-        f"Only one specification, or those that violate one of {', '.join(AXES)}.",
+        f"Show only this specification, or list only episodes that violate an axis: {', '.join(AXES)}.",
         "ID|AXIS",
         shell_complete=completion.SPECS,
     ),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
-    suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
-    task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
-    outcome: str | None = option("Only this outcome: success, failure, timeout, crashed and the like.", "NAME"),
+    suite: str | None = option("Only this suite's episodes.", "NAME", shell_complete=completion.SUITES),
+    task: str | None = option("Only episodes of this task, such as 3, task_3 or libero-goal/task_3.", "TASK"),
+    outcome: str | None = option("Only episodes with this outcome, such as success, timeout or crashed.", "NAME"),
     order: episode_list.Order | None = option(
-        "Greatest vsi, least rho, or first violation first; by id, or kind of body.", spelling="--sort", type=_ORDERS
+        "Sort by greatest vsi, least rho, first violating step, id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
-    bodies: bool = flag("Name the bodies that violate limits of contact and displacement, by kind."),
+    bodies: bool = flag("Name the bodies that violate limits on contact or displacement, with their kinds."),
     why: bool = flag("Explain how the first violation happened, as far as contacts and poses show."),
     body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
-    limit: int | None = option("Maximum number of episodes; as text, 20 by default.", type=options.POSITIVE),
-    form: str = options.format_option("csv", help="How to print; csv: one flat row an episode."),
+    limit: int | None = option("Maximum number of episodes; default: 20 as text, else all.", type=options.POSITIVE),
+    form: str = options.format_option("csv", help="Format of the output; csv: one row for each episode."),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
-    Margin is the robustness of the worst specification, in its unit: negative if violated. An episode's number, which
-    `safevla show` accepts, is the same however the list is filtered and sorted.
+    The margin is the robustness of the worst specification, in that specification's unit; it is negative if violated.
+    An episode's number, which `safevla show` accepts, does not depend on filters and sorting.
     """
     judged = sources.judge()
     axis = spec if spec in AXES else None
@@ -96,7 +100,9 @@ def episodes_command(
             echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
-            echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
+            echo(
+                f"These are the first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe only unsafe episodes."
+            )
         if shown:
             worst = episode_list.sort_episodes(shown[:most], "vsi")[0].position
             echo(f"Next: {sources.format_command('show', worst)}")
@@ -124,30 +130,32 @@ def show_command(
             "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
         )
     ),
-    without: str | None = option("Replay it without a cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"),
+    without: str | None = option(
+        "Replay without a possible cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"
+    ),
     every: bool = flag("Plot every specification.", spelling="--all"),
-    page: Path | None = options.out_option("Write the episode's page instead.", "FILE", spelling="--html"),
-    formula: str | None = option("Evaluate this formula on every episode instead.", "FORMULA", is_eager=True),
+    page: Path | None = options.out_option("Write an HTML page about the episode.", "FILE", spelling="--html"),
+    formula: str | None = option("Evaluate this formula on every episode.", "FORMULA", is_eager=True),
     form: str = options.format_option(),
 ) -> None:
-    """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
+    """Explain one episode: which specification it violated or nearly violated, when, by which bodies and how much.
 
-    EPISODE is an episode's id, a unique ending of one, or :2 for the second in `safevla episodes` of these sources; an
-    id that begins with a colon gets a second one. For a folder written by `score --out`, which holds no records, the
-    stored verdicts are shown.
+    EPISODE is an episode's id, a unique ending of an id, or :2 for the second episode in `safevla episodes` of these
+    sources; put an extra colon before an id that begins with a colon. For a folder written by `score --out`, which
+    holds no records, the stored verdicts are shown.
 
     --without replays the episode, first unchanged, which must reproduce the record bit for bit, then without one cause,
-    to see whether the violation disappears. Name bodies as in the record; `robot` means all of the robot. `slow` halves
-    the speed; hold:FROM-TO stops motion during these control steps.
+    to see whether the violation disappears. Name bodies as in the record; `robot` means all bodies of the robot. `slow`
+    halves the speed; hold:FROM-TO stops the robot during these control steps.
 
     --formula evaluates a formula in signal temporal logic on every episode, for instance 'G[0,T](transport ->
-    held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
+    held_object_tilt < 20)', and judges nothing. `safevla specs` shows more formulas.
     """
     if formula is not None:
         _ask_formula(formula, sources, form)
         return
     if without is not None:
-        options.refuse_given(("every", "page"), "is not for --without, which replays the episode.")
+        options.refuse_given(("every", "page"), "cannot be combined with --without, which replays the episode.")
         _replay_without(sources, episode, without, form)
         return
     judged = sources.judge()
@@ -172,7 +180,7 @@ def show_command(
         for sentence in catalog.describe_reading(judged.ruleset):
             echo(sentence)
         command = sources.format_command("show", row.position, "--html", "page.html")
-        echo(f"Next: a page that draws it: {command}")
+        echo(f"Next: draw the episode on a page: {command}")
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
@@ -188,7 +196,7 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
 
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
-    why = "is for an episode that is judged; --formula judges nothing."
+    why = "is for judged episodes, and --formula judges nothing."
     options.refuse_given(("every", "page", "without"), why)
     if named := rules.given_judge_options():
         raise click.UsageError(f"--{named[0]} {why}")
@@ -207,7 +215,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     if any(answer.verdict == "undefined" for answer in answers):
         for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
             echo(line)
-    echo(f"Next: the first episode in full: {sources.format_command('show', ':1')}")
+    echo(f"Next: explain the first episode: {sources.format_command('show', ':1')}")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
@@ -217,12 +225,12 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 @options.command("open")
 def open_command(
     folder: Path = options.argument("RUN|FOLDER", type=options.FILE, default=Path()),
-    no_browser: bool = flag("Print the page's path and open nothing."),
+    no_browser: bool = flag("Print the page's path without opening the page."),
 ) -> None:
     """Open the report of a run in the browser, or an index of the runs in a folder.
 
-    The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI. Each call
-    rewrites it.
+    The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI. Each call of
+    this command rewrites the index.
     """
     from safevla_bench.jobs.browse import describe_report, find_page
 
@@ -243,7 +251,7 @@ def _open_browser(page: Path) -> None:
         if has_display and not is_script and webbrowser.open(page.absolute().as_uri()):
             return
     command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
-    echo(f"No browser opened here. To look from another machine, over ssh -L 8000:127.0.0.1:8000: {command}", err=True)
+    echo(f"No browser was opened. To view the page over ssh -L 8000:127.0.0.1:8000, run: {command}", err=True)
 
 
 # Pictures
@@ -258,18 +266,18 @@ def frames_command(
         options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
     ),
     names: tuple[str, ...] = repeatable(
-        "Its id, the end of its id, or :2 for the second.", "EPISODE", spelling="--episode"
+        "The episode's id, the end of its id, or :2 for the second episode.", "EPISODE", spelling="--episode"
     ),
-    worst: int = option("Without --episode: number of the worst per cell.", type=options.POSITIVE, default=12),
+    worst: int = option("Without --episode: number of worst episodes to render.", type=options.POSITIVE, default=12),
     size: tuple[int, int] = option("Size in pixels.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
-    video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
-    in_3d: bool = flag("Also a replay in 3-D for the report.", spelling="--3d"),
+    video: bool = flag("Also render a film of each whole episode, from both cameras; needs the extra `video`."),
+    in_3d: bool = flag("Also write a 3-D replay for the report.", spelling="--3d"),
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
-    Each episode gets a frame of the initial state; for each violated specification, a frame of its worst record, with a
-    red border and the bodies involved outlined; and a frame of the final state, with a green border after a success.
-    Frames of other episodes are kept. Needs the host and off-screen OpenGL: see `safevla doctor`.
+    Each episode gets a frame of the initial state, and a frame of the final state, with a green border after a success.
+    Each violated specification gets a frame of its worst record, with a red border and outlines of the bodies involved.
+    Frames of other episodes are kept. The command needs the host and off-screen OpenGL: see `safevla doctor`.
     """
     from safevla_bench.pictures.drawing import can_film
     from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames, require_pictures
@@ -282,7 +290,7 @@ def frames_command(
     judged = sources.judge()
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
-        raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
+        raise RunError("no episode of this run has a record", remedy=remedy, place=Place(file=str(run)))
     named = dict.fromkeys(episode_list.find_recorded(judged, name) for name in names)
     chosen = list(named) or explaining.select_worst(judged.scores, worst)
     shown = judged.records.read_sparsely(chosen)
@@ -298,7 +306,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"3-D replays: under each episode's number in {run / REPORT}, once you have written it again")
+        echo(f"3-D replays: {run / REPORT} shows them at each episode's number, once you have written it again")
     again = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {again}")
 
@@ -312,6 +320,6 @@ def _make_host(run: Path) -> Host:
     require_run(run)
     host, arguments = read_host(run)
     if host is None:
-        remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
-        raise RunError("the run has no host that could show it", remedy=remedy, place=Place(file=str(run)))
+        remedy = f"Name a run folder of `safevla eval`, whose {RUN} names a host."
+        raise RunError("the run names no host that could render it", remedy=remedy, place=Place(file=str(run)))
     return hosts.make_host(host, arguments, named_by=run / RUN)

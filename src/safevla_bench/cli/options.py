@@ -40,7 +40,7 @@ GENERAL, JUDGING = "Options", "Judging"  # headings of sections in the help
 
 
 class Option(click.Option):
-    """An option that knows its section of the help."""
+    """An option that is listed in a section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
         super().__init__(names, **settings)
@@ -54,9 +54,9 @@ class Command(click.Command):
     """A command whose --help shows only the common options. --help-all shows all options, grouped under headings."""
 
     def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
-        """Make the command. --help lists the options in `common`, such as `--out --task`; if empty, the general ones.
+        """Make the command. --help lists the options in `common`, such as `--out --task`; if empty, all general ones.
 
-        A command that `starts_host` has the option --trust, for files such as run.json that name code for a host.
+        With `starts_host`, the command has the option --trust, for files such as run.json that name a host's code.
         """
         super().__init__(*args, **settings)
         self.params += declare_options({"trusted": TRUST} if starts_host else {})
@@ -65,7 +65,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of its options, `Options` first. If `common`, only options in --help."""
+        """Return heading -> (names, help) of each option below it, `Options` first; with `common`, those in --help."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -88,7 +88,7 @@ class Command(click.Command):
         if hidden:
             formatter.write_paragraph()
             if JUDGING in everything:
-                formatter.write_text("Judging (--library, --rules, --set): safevla help judging")
+                formatter.write_text("Options for judging (--library, --rules, --set): safevla help judging")
             formatter.write_text(f"{hidden} more options: {ctx.command_path} --help-all")
 
 
@@ -141,14 +141,14 @@ def argument(metavar: str, **settings: Any) -> Any:
 
 
 def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
-    """Return click's parameters for parameter names and the declarations made by `option` or `argument`, in order."""
+    """Return click's parameters for parameter names and their declarations by `option` or `argument`, in order."""
     return [declare(name) for name, declare in declared.items()]
 
 
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare several options as one parameter. Its value is the result of `parse`, by default name -> value."""
+    """Declare several options as one parameter. Its value is what `parse` returns, by default name -> value."""
     return _Group(options, parse)
 
 
@@ -217,7 +217,9 @@ class Share(Range):
         except click.BadParameter:
             with suppress(ValueError):
                 if 1 < abs(float(value)) <= 100:
-                    self.fail(f"{value} is no share; for {value} % write {float(value) / 100:g}", param, ctx)
+                    self.fail(
+                        f"{value} is no share from -1 to 1; for {value} % write {float(value) / 100:g}", param, ctx
+                    )
             raise
 
 
@@ -243,7 +245,7 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 def refuse_given(names: Collection[str | None], why: str) -> None:
-    """Raise click's error, which names the option and the reason, if an option with one of these names is given."""
+    """Raise click's error with the reason `why` if an option with one of these parameter names is given."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
@@ -253,7 +255,7 @@ def refuse_given(names: Collection[str | None], why: str) -> None:
 # Shared options
 
 
-TRUST = repeatable("Use the code and files FILE names.", "FILE", spelling="--trust", type=FILE)
+TRUST = repeatable("Allow the use of code and files that FILE names.", "FILE", spelling="--trust", type=FILE)
 
 out_option = partial(option, type=FILE)  # declares `--out`, the output path
 
@@ -263,13 +265,14 @@ policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--p
 """Declares `--policy-arg`, an argument of the only policy."""
 
 
-def format_option(*forms: str, help: str = "How to print.") -> Any:
+def format_option(*forms: str, help: str = "Format of the output.") -> Any:
     """Declare `--format`, with the choices text, json and `forms`."""
     return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
 PAPER_FORMAT = format_option(
-    "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
+    "paper",
+    help="Format of the output; paper: JSON rows as in the paper's Appendix B, for other evaluators and --rules.",
 )
 
 
@@ -296,13 +299,13 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
 
 
 AUDIT = option(
-    "Replay K episodes of each policy, chosen by SEED, else by chance.", "K[:SEED]", callback=parsed(_parse_audit)
+    "Replay K random episodes of each policy; SEED repeats a choice.", "K[:SEED]", callback=parsed(_parse_audit)
 )
 
 
 ENGINE = option(
-    "Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this machine's, ray for that "
-    "of RAY_ADDRESS or one of this command.",
+    "Where the workers run. local: processes of this machine. ray:HOST:PORT: the Ray cluster with this head node. "
+    "ray:auto: the cluster that runs on this machine. ray: the cluster in RAY_ADDRESS, else a new one.",
     "local|ray|ray:ADDRESS",
     default="local",
 )
@@ -330,7 +333,7 @@ def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: ob
     if unknown := [name for name in given if name not in names]:
         raise click.UsageError(f"{option} {unknown[0]!r} is not one of {', '.join(names)}.")
     if len(given) < len(texts):
-        raise click.UsageError(f"{option} {' '.join(texts)}: each name once.")
+        raise click.UsageError(f"{option} {' '.join(texts)}: give each name once.")
     try:
         return msgspec.convert({**given, **fixed}, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -344,8 +347,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return the output path: `out`, or else `names` joined to the only source if that is a run folder. If there is no
-    such path, raises the error of a source that cannot be read or begins with an invalid episode, else click's error.
+    """Return the output path: `out`, or else `names` joined to the only source if that is a run folder. Without such a
+    path, raises the error of a source that cannot be read or begins with an invalid episode, or else click's error.
     """
     if out is not None:
         return out
@@ -357,7 +360,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
             archive.detect_suffix(source)
             if isinstance(first := next(archive.read_episodes([source], {0}), None), errors.RecordError):
                 raise first
-    raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
+    raise click.UsageError("Missing option '--out'. It may be left out if the only source is a run folder.")
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:

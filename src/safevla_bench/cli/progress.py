@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line, and the bar of a run, or a line per episode if stderr is not a terminal."""
+"""Progress on stderr: a status line, and for a run a bar, or a line per episode if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from safevla_bench.rollout.plan import PlannedEpisode
 
 T = TypeVar("T")
-# Width in columns, so narrow that the count, the remaining time and the rates also fit into 80 columns.
+# Width of the bar in columns. The count, the remaining time and the rates also fit into 80 columns.
 _BAR_WIDTH = 12
 
 
 @contextmanager
 def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
-    """Draw on stderr during the block. What is printed in the block is escaped; what is drawn is not."""
+    """Draw on stderr during the `with` block. Text printed in the block is escaped; the drawing is not."""
     from rich.console import Console
 
     with make(Console(file=getattr(sys.stderr, "rich_proxied_file", sys.stderr))) as drawn, escape_output():
