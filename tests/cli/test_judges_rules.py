@@ -195,7 +195,7 @@ def own(copy):
 
 def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):
     (own / "judged_with.json").unlink()
-    assert "them with --rules" in safevla.refuses("gate", own, *LIMIT)
+    assert "tags with --rules" in safevla.refuses("gate", own, *LIMIT)
     assert safevla("gate", own, *LIMIT, "--rules", "as-judged")[0] in (0, 1)
 
 

@@ -182,7 +182,7 @@ def test_held_steps_do_not_move(run):
         ("foo", RunError, "'foo' names"),
         ("contact:cup", RunError, "names no cause"),
         ("hold:4-4", RunError, "names no cause"),
-        ("hold:900-910", RunError, "nothing: the episode"),
+        ("hold:900-910", RunError, "no action: the episode"),
         ("body:hat", HostError, "body 'hat'"),
         ("body:gripper", HostError, "gripper is the"),
     ],
@@ -205,5 +205,5 @@ def test_an_episode_that_is_not_replayed_exactly_is_refused(run):
             moved = replace(channel, values=channel.values + 1e-9)
             return replace(batch, body_pos_m=replace(batch.body_pos_m, channel=moved))
 
-    with pytest.raises(RunError, match="not replayed exactly"):
+    with pytest.raises(RunError, match="cannot be replayed exactly"):
         replay_without(replace(run, records=Forged()), UNSAFE, Cause.parse("slow"))

@@ -205,11 +205,11 @@ class Crashes:
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("all", [error])])
-@pytest.mark.parametrize(("after", "when"), [(0, " before any had begun"), (2, "")])
+@pytest.mark.parametrize(("after", "when"), [(0, " before any episode had begun"), (2, "")])
 def test_a_run_ends_if_equal_crashes_begin_no_episode_or_end_three_tasks_in_a_row(tmp_path, after, when, wrap):
     policy = RequestedPolicy("p", "", made=adopt_object("p", Crashes(after, wrap)))
     request = bare_request("", policies=(policy,), tasks=(0, 1, 2), episodes=4, arguments={})
-    with pytest.raises(PolicyError, match=f"crashed alike{when}: RuntimeError") as caught:
+    with pytest.raises(PolicyError, match=f"crashed in the same way{when}: RuntimeError") as caught:
         roll_out(request, tmp_path / "run")
     assert "doctor" not in caught.value.remedy
 
@@ -219,7 +219,7 @@ def test_a_simulator_that_crashes_at_each_start_is_not_blamed_on_the_policy(tmp_
         raise RuntimeError("no EGL device")
 
     monkeypatch.setattr(FakeEnv, "reset", reset)
-    with pytest.raises(HostError, match="before any had") as caught:
+    with pytest.raises(HostError, match="before any episode") as caught:
         roll_out(bare_request("", policies=("noop",), episodes=4, arguments={}), tmp_path / "run")
     assert "`safevla doctor` checks" in caught.value.remedy
 

@@ -157,7 +157,7 @@ def test_the_tags_that_the_run_s_host_brought_are_read_on_request(run, tmp_path,
     (copy / "run.json").write_text(json.dumps({**description, HOST_REGISTRY: 7}))
     assert run_command_line(["specs", "--calibrate", str(copy)]) == 0
     assert run_command_line(["episodes", str(copy), "--rules", "as-judged"]) == 2
-    assert "brought are damaged" in capsys.readouterr().err
+    assert "host are damaged" in capsys.readouterr().err
 
 
 def test_a_run_that_needs_tags_of_its_own_is_read_with_them(tmp_path, capsys):

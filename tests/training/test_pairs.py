@@ -384,5 +384,5 @@ def test_without_a_pair_the_error_names_the_starts_to_run(runs, safevla, tmp_pat
 
 
 def test_rates_of_a_benchmark_and_of_chosen_starts_are_not_mixed(runs):
-    with pytest.raises(RunError, match="a search chose"):
+    with pytest.raises(RunError, match="chosen by a search"):
         judge(runs[:2], RULES)

@@ -1,4 +1,4 @@
-"""Suites of found starts for preference pairs: the start states that have no pair yet, to be run again."""
+"""Writes suites of start states that have no preference pair yet, so that they can be run again."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def vary_physics(
 ) -> firmness.PhysicsFile:
     """Replay the judged episodes of a run, or `episodes` of them chosen by digests of their names, under recorded and
     varied physics. Returns the run's file of replays, which is extended as replays end. Raises `RunError` if the source
-    is not one complete run folder, if its file is of other records, rules or versions, or if no episode can be replayed
-    exactly; `HostError` if the host cannot be used here or cannot change its physics.
+    is not one complete run folder, if the file has replays of other records, rules or versions, or if no episode can be
+    replayed exactly; `HostError` if the host cannot be used here or cannot change its physics.
     """
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
@@ -59,7 +59,7 @@ def vary_physics(
     if chosen and not exact:
         ((first, count),) = Counter(obstacles.values()).most_common(1)
         problem = f"none of {len(chosen)} episodes can be replayed exactly here: {first} ({count} of them)"
-        raise RunError(problem, remedy="safevla verify RUN --replay 1 says what differs.")
+        raise RunError(problem, remedy="To see what differs: safevla verify RUN --replay 1")
     job.run([(index, name) for index in exact for name in job.head.offered], workers, observer)
     return job.file()
 
@@ -89,7 +89,7 @@ class _Replays:
     def open(cls, judged: Judged) -> _Replays:
         if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
             remedy = "Name one run folder, without NAME= before it."
-            raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
+            raise RunError("physics are varied for one run at a time, without renaming policies", remedy=remedy)
         run = judged.paths[0]
         setting, shifts = ReplaySetting.read(run), VARIATIONS.items()
         if not any(_offers(setting, change) for _, change in shifts):
@@ -105,14 +105,14 @@ class _Replays:
         )
         kept = firmness.PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
-            problem = "its replays are of other records, rules, versions or variations than these"
+            problem = "the replays in this file have other records, rules, versions or variations"
             place = Place(file=str(run / firmness.PHYSICS))
-            raise RunError(problem, remedy="Move it away to replay again.", place=place)
+            raise RunError(problem, remedy="Move the file away to replay again.", place=place)
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
-        """Return the indices of `count` judged episodes (None = all), drawn by name, evenly by policy and suite."""
+        """Return the indices of `count` judged episodes (None = all), drawn evenly from all policies and suites."""
         headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
@@ -166,7 +166,7 @@ class _Replays:
         return header.policy, header.episode_id, variation
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
-        """Return the planned replay, which ends if it leaves the recorded path before a violation; raise `RunError`."""
+        """Return the planned replay, or raise `RunError`. A varied replay ends when it leaves the recorded path."""
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         is_named = header.episode_id.startswith(f"{header.policy}/")
@@ -209,7 +209,7 @@ class _Replays:
         self.done[self.key(index, variation)] = named(episode_id=header.episode_id, **findings)
 
 
-# Names of the two policies that play recorded actions, which are changes of pose or poses.
+# Names of the two policies that play recorded actions: one plays changes of pose, the other plays absolute poses.
 _CHANGES, _POSES = "changes", "poses"
 
 
@@ -285,11 +285,11 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
     if not _offers(setting, cause.change):
         remedy = "Use slow or hold:FROM-TO, which change only the actions."
-        raise HostError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=remedy)
+        raise HostError(f"the host {setting.host.name} cannot leave out the cause {cause.text!r}", remedy=remedy)
     same, _ = replay_actions(setting.host, task, start, episode)
     if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
-        problem = f"{header.episode_id} is not replayed exactly here: its replay differs: {difference}"
-        raise RunError(problem, remedy="safevla verify RUN --replay 1 says more.")
+        problem = f"{header.episode_id} cannot be replayed exactly here: {difference}"
+        raise RunError(problem, remedy="For details: safevla verify RUN --replay 1")
     actions = _edit_actions(episode, cause, np.array(task.still))
     changed = replace(start, change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
@@ -308,8 +308,8 @@ def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
-        raise RunError("its actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
+        raise RunError("the recorded actions are poses, not changes of pose", remedy="Use contact:A,B or body:NAME.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):
-        problem = f"{cause.text} holds nothing: the episode has {len(actions)} steps"
+        problem = f"{cause.text} changes no action: the episode has {len(actions)} steps"
         raise RunError(problem, remedy="Name steps in which the arm moves.")
     return edited

@@ -131,7 +131,7 @@ def test_a_judged_folder_is_not_overwritten(halves):
 def test_verdicts_that_are_not_those_of_the_rows_are_refused(tmp_path, halves, change):
     path = halves[1] / VERDICTS
     path.write_bytes(encode_scores(change(decode_scores(path.read_bytes()))))
-    with pytest.raises(RunError, match=r"be read|not belong"):
+    with pytest.raises(RunError, match=r"be read|not from"):
         combine_scores(halves, tmp_path / "out")
 
 

@@ -36,7 +36,7 @@ from safevla_bench.sources.runs.policy_names import PolicyIdentity, distinguish_
 from safevla_bench.trajectory.marks import PRIVILEGED
 from safevla_recorder.identity import is_other_code
 
-_TOGETHER = "Judge their records together: safevla score with all the runs."
+_TOGETHER = "Judge the records of all runs together with one safevla score."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Written:
 
     @classmethod
     def read(cls, folder: Path) -> _Written:
-        with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge it first: safevla score {folder}."):
+        with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge the folder first: safevla score {folder}."):
             with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
                 schema = file.schema_arrow
             origin = {name.decode(): text for name, text in (schema.metadata or {}).items()}
@@ -63,8 +63,8 @@ class _Written:
                 schema.remove_metadata(),
             )
         if written.judged_by.as_written:
-            remedy = "Name the folders that were combined, all at once."
-            raise RunError("its scores are combined already", remedy=remedy, place=Place(file=str(folder)))
+            remedy = "Instead, name all the folders whose scores were combined."
+            raise RunError("the folder's scores are combined already", remedy=remedy, place=Place(file=str(folder)))
         return written
 
     @property
@@ -76,17 +76,17 @@ class _Written:
         ways = [(w.judged_by.rules, w.judged_by.intervals, w.judged_by.version) for w in (self, other)]
         if ways[0] != ways[1]:
             both = "\n".join(f"  {written.judged_by.to_sentence()}" for written in (self, other))
-            problem = f"it was judged differently from {self.folder}:\n{both}"
+            problem = f"this folder was judged differently from {self.folder}:\n{both}"
             place = Place(file=str(other.folder))
-            raise RunError(problem, remedy="Judge all by the same rules and version.", place=place)
+            raise RunError(problem, remedy="Judge all folders by the same rules, with the same version.", place=place)
 
     def require_same_code(self, other: _Written) -> None:
         """Raise `RunError` if the episodes of the two folders were recorded by different code."""
         if any(is_other_code(code, own) for code in self.codes for own in other.codes):
             both = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
-            problem = f"its episodes were recorded by other code than those of {self.folder}:\n{both}"
+            problem = f"the episodes here were recorded by other code than the episodes in {self.folder}:\n{both}"
             place = Place(file=str(other.folder))
-            raise RunError(problem, remedy="Roll out all with one version of the code.", place=place)
+            raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
         """Yield (folder, policies) for each judged run, with the names under which the policies were judged."""
@@ -115,7 +115,9 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     """
     written = [_Written.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
-        raise RunError("it has its own scores", remedy="Name another folder by --out.", place=Place(file=str(out)))
+        raise RunError(
+            "the folder has its own scores", remedy="Name another folder by --out.", place=Place(file=str(out))
+        )
     for other in written[1:]:
         written[0].require_same_rules(other)
     for one, other in combinations({tuple(own.codes): own for own in written}.values(), 2):
@@ -154,17 +156,19 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
     specs: tuple[SpecColumn, ...] | None = None
     for folder in folders:
         path = folder / run_folder.VERDICTS
-        with run_folder.readable(path, f"Judge it again, with this version: safevla score {folder}."):
+        with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
             is_same = all(row == own for row, own in zip_longest(_read_shared(folder), _list_shared(scores)))
         specs = specs or scores.specs
         if scores.specs != specs or not is_same:
-            problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} do not belong together"
-            raise RunError(problem, remedy=f"Judge it again: safevla score {folder}.", place=Place(file=str(folder)))
+            problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
+            raise RunError(
+                problem, remedy=f"Judge the folder again: safevla score {folder}.", place=Place(file=str(folder))
+            )
         yield scores
 
 
-# Columns of scores.parquet that the file of verdicts has, too.
+# Columns that scores.parquet and the file of verdicts have in common.
 _SHARED = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "vsi")
 
 
@@ -183,7 +187,9 @@ def _require_same_policies(written: Sequence[_Written]) -> None:
     identified = [row for own in written for row in own.identify_policies()]
     renamed = distinguish_policies([own for _, own in identified], [folder for folder, _ in identified])
     if shared := [name for names in renamed for name in names]:
-        raise RunError(f"several policies have the name {shared[0]!r}", remedy=f"{_TOGETHER[:-1]}, which renames them.")
+        raise RunError(
+            f"several policies have the name {shared[0]!r}", remedy=f"{_TOGETHER[:-1]}, which renames policies."
+        )
 
 
 def _require_unique(scores: Scores) -> None:
@@ -249,6 +255,6 @@ def _join_tables(written: Sequence[_Written], origin: dict[str, object]) -> byte
 
 def _read_rows(written: _Written) -> Iterator[pa.RecordBatch]:
     with run_folder.readable(
-        written.folder / run_folder.SCORES_TABLE, f"Judge it again: safevla score {written.folder}."
+        written.folder / run_folder.SCORES_TABLE, f"Judge the folder again: safevla score {written.folder}."
     ):
         yield from read_batches(written.folder / run_folder.SCORES_TABLE)

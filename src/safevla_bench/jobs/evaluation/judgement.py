@@ -48,14 +48,14 @@ def judge(
     survey: Survey | None = None,
 ) -> Judged:
     """Judge every episode of run folders and archives. `skip_invalid` omits and counts invalid and lost episodes.
-    `mixes_starts` permits a search's starts together with a benchmark's, which rates must not mix. `elsewhere`, if
-    given, judges the row groups of Parquet archives in other processes, with the same results. `survey`, if given,
-    collects what the report needs from the records.
+    `mixes_starts` permits starts chosen by a search together with a benchmark's starts, although no rate may combine
+    them. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the same results.
+    `survey`, if given, collects what the report needs from the records.
 
     Raises:
         CollectedError: lists every invalid or lost episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
-        RegistryError: a task has no entry (`UnknownTaskError`), or one that contradicts itself.
+        RegistryError: a task has no entry (`UnknownTaskError`), or its entry contradicts itself.
         RunError: a path is not a source, or an episode is in two sources.
         RecordError: a log's mapping cannot be read.
     """
@@ -97,8 +97,8 @@ def require_unmixed(suites: Collection[str]) -> None:
     """Raise `RunError` if some but not all of the suites have starts that a search chose."""
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
-        problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
-        raise RunError(problem, remedy="Judge them separately, so that neither enters the rates of the other.")
+        problem = f"{chosen[0]} holds starts chosen by a search, but other sources hold starts of a benchmark"
+        raise RunError(problem, remedy="Judge the two kinds of sources separately, because no rate may combine them.")
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
@@ -111,13 +111,13 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_brought(path) for path in paths):
         return error
-    tags = "its run contains its maker's tags: install its host, or use them with --rules as-judged"
+    tags = "the run contains tags from its maker: install the run's host, or use these tags with --rules as-judged"
     remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
 
 RULES = "judged_with.json"
-"""File in a run folder with the rules that judged it, if they are not the default rules; for --rules as-judged."""
+"""File in a run folder with the rules that judged the run, unless these are the defaults; for --rules as-judged."""
 
 
 def format_rescore_command(run: Path) -> str:
@@ -126,7 +126,7 @@ def format_rescore_command(run: Path) -> str:
     return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
 
 
-HOST_REGISTRY = "host_registry"  # field of run.json with the name and text of each file of tags from the run's host
+HOST_REGISTRY = "host_registry"  # field of run.json with the name and text of each tag file of the run's host
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
@@ -141,7 +141,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
         return None
     for path, recipe in recipes.items():
         if recipe != recipes[first]:
-            problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
+            problem = f"{first} was judged by {recipes[first].describe()}, but {path} by {recipe.describe()}"
             raise RunError(problem, remedy="Leave out --rules as-judged to judge all by the same rules.")
     return recipes[first]
 
@@ -163,7 +163,7 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
         return None
     try:
         return registration.parse_registration(read_description(path).get(registration.REGISTERED)).rules.recipe
-    except (ValueError, RunError):  # not registered, or a damaged registration, which `registration` reports
+    except (ValueError, RunError):  # no registration, or a damaged one, which the module `registration` reports
         return None
 
 
@@ -201,11 +201,11 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
     except msgspec.ValidationError as error:
         place = Place(file=str(path / RUN), field=HOST_REGISTRY)
         remedy = "Restore the file."
-        raise RunError(f"the tags that the host brought are damaged: {error}", remedy=remedy, place=place) from None
+        raise RunError(f"the tags from the run's host are damaged: {error}", remedy=remedy, place=place) from None
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the default rules with the tags of the runs' hosts as installed here.
+    """Return the default rules, extended by the tags of the runs' hosts that are installed here.
 
     If `as_judged`, return the rules and tags that judged the runs. Raises the errors of `find_recipe` and
     `add_host_registries`, and `SpecError` or `RegistryError` if the rules cannot be loaded.
@@ -241,7 +241,7 @@ def _score_sources(
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
         joined = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
-    except SafevlaError:  # report all invalid episodes first, then what valid episodes lack
+    except SafevlaError:  # report all invalid episodes first, then this error
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
     if survey is not None:
@@ -263,7 +263,7 @@ def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
 
 
 def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
-    """Return a function that judges the same records by the library given; each call reads the records again."""
+    """Return a function that judges the same records by another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
         rules = replace(judged.ruleset, library=library)
@@ -273,7 +273,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return a phrase for each thing that the scores lack, except crashed and stopped episodes; [] if complete."""
+    """Return phrases on what is missing in the scores, such as invalid episodes; [] if complete. Ignores crashes."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -296,7 +296,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # with the policy names in the records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # by the policy names in the records
         code = tuple(recorded_code(opened.description)) if opened.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -305,7 +305,7 @@ def load_policy_results(
     names = dict.fromkeys(result.name for result in results)
     unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:
-        remedy = f"There are {', '.join(names) or 'none'}."
+        remedy = f"The sources have {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     for sentence in describe_lookalikes("policies", sorted(recorded)):
         warn_once(sentence)
@@ -322,7 +322,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
     horizons = [header.horizon for header in judged.headers]
     if None in horizons:
-        remedy = "Record with a horizon; without one there is no largest cost, and so no interval."
+        remedy = "Record episodes with a horizon: it limits the cost, which the interval needs."
         raise RunError("an episode names no horizon", remedy=remedy, place=Place(field="horizon"))
     totals: list[float] = []
     for batch in judged.records.read_chunks():

@@ -67,7 +67,7 @@ def _is_set(row: EpisodeScore, name: str) -> bool:
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
-# The last columns of scores.parquet, which most judgements lack.
+# Last columns of scores.parquet; most judgements do not have them.
 _RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
@@ -122,7 +122,7 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
     Raises `FileError` if writing fails.
     """
-    pa.default_memory_pool().release_unused()  # pyarrow keeps the memory that reading the records took
+    pa.default_memory_pool().release_unused()  # otherwise pyarrow keeps the memory that it used to read the records
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
@@ -177,8 +177,8 @@ def render_report(
     survey: Survey | None = None,
 ) -> str:
     """Return the report of all judged episodes as one self-contained HTML page. The records are read again, unless
-    `survey` has what the page needs; this empties the survey. Without `has_extras` the page has no rendered pictures
-    and no results under varied physics. `page_folder` is the page's folder, from which links to films start.
+    `survey` has what the page needs; this call empties the survey. Without `has_extras`, the page has no rendered
+    pictures and no results under varied physics. `page_folder` is the page's folder, from which links to films start.
     """
     paths = judged.paths if has_extras else ()
     records, bodies = (survey or Survey()).take_records(judged)
@@ -218,7 +218,7 @@ def render_report(
 
 
 def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
-    """Return the HTML page of the episode at `index`, for the folder `page_folder`, with the run's rendered frames."""
+    """Return the HTML page of the episode at `index`, with rendered frames. `page_folder` will hold the page."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
@@ -253,7 +253,7 @@ def _page_description(judged: Judged) -> dict[str, object]:
 def comparison_tables(
     report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset, *, full: bool = True
 ) -> list[Table]:
-    """Return the tables of `safevla compare`: the main metrics or, if `full`, a table per suite and the tests."""
+    """Return the tables of `safevla compare`: the main metrics or, if `full`, suite tables and statistical tests."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -274,13 +274,13 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     selects the policy if the sources have several. Raises the errors of `compare_published`, and `RunError` for several
     policies or phases.
     """
-    judged.ruleset.require_whole(NOT_PHASED, "Compare without it.")
+    judged.ruleset.require_whole(NOT_PHASED, "Compare without these rules.")
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
     chosen = [policy for policy in names if not policies or policy in policies]
     if len(chosen) != 1:
         remedy = f"Choose one by --policy: {', '.join(names) or 'there is none'}."
-        raise RunError(f"{name} is compared with one policy, but there are {len(chosen)}", remedy=remedy)
+        raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
     groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
     warn = partial(catalog.warn_of_cells, inputs)
@@ -302,9 +302,9 @@ def build_board(
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions
 
     if ruleset.is_ablation:
-        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        remedy = "Judge with applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
-    ruleset.require_whole("boards rank results of the paper's reading", "Make the board without it.")
+    ruleset.require_whole("boards rank results of the paper's reading", "Make the board without these rules.")
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)

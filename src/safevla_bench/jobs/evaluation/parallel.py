@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Some rows of an archive file (None = all), and the new names of the policies in it."""
+    """A range of rows of an archive file (None = all rows), and new names for the policies in it."""
 
     path: Path
     rows: range | None
@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Returns an item for each error, and one for each batch: the batch without the data
-    that only judging reads; its scores, or the error of judging it; and, if `has_bodies`, the bodies in violations.
+    """Judge a part of an archive. Returns each error of a record, and a tuple for each batch: the batch without data
+    that only judging needs; its scores or the error of judging it; and, if `has_bodies`, the bodies in violations.
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -79,7 +79,7 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
 
 @dataclass(frozen=True)
 class ParallelJudge:
-    """Judges the row groups of archives in other processes, by the parallel map `run`."""
+    """Judges the row groups of archives in other processes. `run` maps a function over parts of files in parallel."""
 
     run: ParallelMap
 
@@ -103,7 +103,7 @@ class ParallelJudge:
         return records, _join(records, judged, ruleset)
 
     def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
-        """Return the scores of an index's episodes by the rules given. Raises the errors of `score_chunks`."""
+        """Return the scores of the episodes in an index, judged by `ruleset`. Raises the errors of `score_chunks`."""
         judged: list[Judgement] = []
         for source in records.sources:
             deque(self._read(ruleset, judged, source), maxlen=0)
@@ -161,7 +161,7 @@ def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) 
 @contextmanager
 def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[ParallelJudge | None]:
     """Yield a judge with `workers` local processes, or tasks on a cluster; None for one local process. The judge raises
-    `RunError` if a process ends or a node has other code. Raises the errors of `connect_ray`.
+    `RunError` if a process dies or a node has different code. Raises the errors of `connect_ray`.
     """
     if cluster is not None:
         from safevla_bench.rollout.ray import connect_ray, require_room
@@ -181,7 +181,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    """Yield the results in order. At most two items per process are submitted and not yet yielded."""
+    """Yield the results in order. At most two submitted items per process wait for their results at a time."""
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))
@@ -196,10 +196,10 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
         try:
             return future.result()
         except BrokenProcessPool:
-            problem = "a process that judges ended, often because memory ran out"
-            raise RunError(problem, remedy="Fewer --workers need less memory.") from None
+            problem = "a judging process died, often because memory ran out"
+            raise RunError(problem, remedy="Use fewer --workers, which need less memory.") from None
 
-    # Ctrl-C reaches the whole process group. `submit` may start processes, which inherit the blocked signal.
+    # Ctrl-C reaches the whole process group. Processes that `submit` starts inherit the blocked signal and ignore it.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         future = pool.submit(function, item)
@@ -226,7 +226,7 @@ def _submit_to_ray(ray: Any, task: Any, function: Any, item: Any) -> Callable[[]
             result = ray.get(reference)
         except ray.exceptions.RayError as error:
             problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
-            raise RunError(problem, remedy="Every node needs safevla-bench, of the same version as here.") from None
+            raise RunError(problem, remedy="Install the same version of safevla-bench on every node as here.") from None
         if isinstance(result, SafevlaError):
             raise result
         return result
@@ -239,7 +239,7 @@ def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
     try:
         if (own := describe_code()) != code:
             problem = f"the node {platform.node()} has other code than this machine:\n  {own}\n  {code}"
-            raise RunError(problem, remedy="Install the same on every node; verdicts depend on it.")
+            raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on it.")
         if not item.path.is_absolute():
             os.chdir(folder)
         return function(item)

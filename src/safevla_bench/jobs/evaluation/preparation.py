@@ -52,17 +52,17 @@ class PreparedRun:
     cast: WorkerSpec
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies, except those that the caller made
-    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it does not
+    tally: stopping_rule.RoundTally | None = None  # decides when the run ends early; None = never
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
-    In a dry run, `noop` replaces each policy that runs code, and its cameras are unknown. `is_here` means that the
+    In a dry run, `noop` replaces each policy that runs code, whose cameras are then unknown. `is_here` means that the
     workers are on this machine, so a server that this machine cannot reach is an error.
 
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError` or, if
-    rules watch the run, `RegistryError` or `SpecError`. Closes the policies that were made before the error.
+    rules watch the run, `RegistryError` or `SpecError`. Policies that were made before an error are closed.
     """
     require_counts(max_steps=request.max_steps)
     if not is_dry:
@@ -112,13 +112,13 @@ def require_counts(**counts: int | None) -> None:
     """Raise `RunError` for the first count below 1. None is permitted."""
     for name, count in counts.items():
         if count is not None and count < 1:
-            raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
+            raise RunError(f"{name} is {count}", remedy="Give a number of 1 or more.")
 
 
 def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the arguments that its server requests, in addition to those given. An unreachable server
-    requests none: it may start later, after other policies, or be near a worker on another machine. If neither is
-    possible, raises `ServerUnreachableError`.
+    """Return the policy with the arguments that its server requests, in addition to the user's arguments. If the server
+    cannot be reached, no arguments are added, because it may start later or be near a worker on another machine. Raises
+    `ServerUnreachableError` if the server is needed now: this machine runs the only policy.
     """
     given, asked = request.client_options(policy), policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:
@@ -171,7 +171,7 @@ def _require_support(
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
             named = " or ".join(supports.privileged_readings) or "nothing"
-            remedy = f"Use a host that gives it, or name what the policy reads in Wants.extra; here: {named}."
+            remedy = f"Use a host with privileged state, or list what the policy reads in Wants.extra: {named}."
             problem = f"policy {name!r} needs privileged state, the poses of bodies, which the host {host.name} lacks"
             raise PolicyError(problem, remedy=remedy)
     for planned in plan:
@@ -181,7 +181,7 @@ def _require_support(
             _require_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made.values():
-        is_served = isinstance(policy, RemotePolicy)  # then the server may request other cameras and readings
+        is_served = isinstance(policy, RemotePolicy)  # its server may still request other cameras and readings
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
@@ -192,8 +192,8 @@ def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Cou
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
         who = f"the filter of {planned.policy}" if is_filter else planned.policy
         has = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
-        remedy = "Use noop, random, a replay, or your own object that reads observation.arms."
-        raise PolicyError(f"{who} is for one arm, and {has}", remedy=remedy)
+        remedy = "Use noop, random, a replay, or a policy object that reads observation.arms."
+        raise PolicyError(f"{who} is for one arm, but {has}", remedy=remedy)
 
 
 def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
@@ -201,10 +201,10 @@ def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
         return None
     rule = stopping_rule.parse_condition(request.until, [policy.name for policy in request.roster])
     if request.shard:
-        problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
-        raise RunError(problem, remedy="Leave one of them out.")
+        problem = "--until and --shard are both given, but a shard cannot decide for the whole plan"
+        raise RunError(problem, remedy="Leave out --until or --shard.")
     if request.stop_on_violation and rule.metric != rates.SAFETY.key:
-        remedy = "Leave --stop-on-violation out, or decide Safety."
+        remedy = "Leave --stop-on-violation out, or use a condition on Safety."
         raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
     return rule
 
@@ -213,17 +213,17 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
-            problem = f"the recorded episodes of {name} are requested, but it replays no recording"
+            problem = f"the recorded episodes of {name} are requested, but this policy replays no recording"
             raise RunError(problem, remedy="Pass --episodes N.")
         episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
         if not any(episodes.values()):
-            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that says what it has recorded
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that lists the recorded tasks
     return recorded
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on how the installed simulator differs from the protocol's; [] for an invalid request."""
+    """Return sentences on how installed versions differ from those of the protocol; [] for an invalid request."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -289,7 +289,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) 
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: the request's, else the registered or default rules with the host's tags."""
+    """Return the rules that watch a run: those in the request, or registered or default rules with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -334,5 +334,5 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:
-    """Return the server SUITE=nowhere for each suite, as placeholders in a run that is only planned."""
+    """Return a placeholder server SUITE=nowhere for each suite, for a run that is only planned."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)

@@ -38,7 +38,7 @@ class RequestedPolicy:
     """A policy of a run: its name, and how to make it."""
 
     name: str
-    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH`, an entry; "" = by its name
+    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH` or an entry; "" = see `maker`
     arguments: Mapping[str, str] = field(default_factory=dict)  # take precedence over `Request.arguments`
     coupling: Coupling = UNCOUPLED
     """The filter, as in `--filter`, and the delay of answers: `3` control steps, `120ms` or `measured`."""
@@ -79,7 +79,7 @@ class Request:
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Arguments for every policy."""
     servers: tuple[str, ...] = ()
-    """Servers of the paper's entries, each URL or SUITE=URL. They are `volatile` in run.json and may change."""
+    """Servers for the paper's entries, each URL or SUITE=URL. They may change, so they are `volatile` in run.json."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = hosts.protocols.PRESET
     seed: int = 0
@@ -89,19 +89,19 @@ class Request:
     archive: str = parts.PARQUET
     """The format of the archive, one of `runs.FORMS`."""
     stop_on_violation: bool = False
-    """Whether an episode ends at its first violation. It is then `stopped`, and Safety is the only known rate."""
+    """Whether an episode ends as `stopped` at its first violation. Safety is then the only known rate."""
     ruleset: Ruleset | None = None
     """The rules that stop an episode; None = the default library and registry."""
     until: str | None = None
     """The condition that ends the run once it is decided, such as `safety >= 0.9` or `A safer than B`."""
     registration: Registration | None = None
-    """The registration, which is stored in run.json. Tables say whether the run agrees with it."""
+    """The registration, which is stored in run.json. Tables say whether the run agrees with its registration."""
     found: Path | None = None
-    """The file with the suite of found starts to run. `suites` is then the benchmark's suite of these starts."""
+    """The file with the suite of found starts to run. `suites` then names the benchmark suite of these starts."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts such as the command and the time, which run.json stores under `volatile`."""
     named_by: Path | None = None
-    """The file that names the host, suites and policies, which must be trusted to name code or files; None = the user.
+    """The file that names the host, suites and policies; None = the user. Only a trusted file may name code or files.
     """
 
     @cached_property
@@ -127,19 +127,19 @@ class Request:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
-        """Return the arguments for making a policy, which include the servers if it is one of the paper's entries."""
+        """Return the arguments for making a policy. For one of the paper's entries, they include the servers."""
         servers = {entries.SERVER: " ".join(self.servers)} if self.servers and policy.is_entry else {}
         return {**servers, **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the untrusted request in a run folder; its only volatile facts are the servers. Raises `RunError`."""
+        """Return a run folder's request, not trusted, without volatile facts except servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
             maker = "a script of your own (safevla_recorder)" if is_script else "a search"
-            remedy = "Run its command again, or judge what is there: safevla score."
-            raise RunError(f"{maker} made this run, and only it can continue the run", remedy=remedy, place=place)
+            remedy = "Run the original command again, or judge the recorded episodes: safevla score."
+            raise RunError(f"this run can only be continued by {maker}, which made it", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
@@ -228,7 +228,7 @@ def _tasks_of_suite(host: Host, suite: str, request: Request) -> Sequence[Task]:
     tasks = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
-        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
+        remedy = f"Tasks are numbered {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists all tasks."
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
     return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
 
@@ -239,29 +239,29 @@ class ExecutionOptions:
 
     workers: int = 1  # number of processes; 1 = this process
     cluster: ray.RayCluster | None = None  # the Ray cluster whose actors are the workers; None = this machine
-    resume: bool = False  # continue the run in the folder, if it holds one
+    resume: bool = False  # continue the run if the folder already holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Running episodes end; `TimeUpError` is raised if any are left."""
+    """Time [s] after which no episode starts. Started episodes continue; `TimeUpError` if episodes remain unstarted."""
     other_code: bool = False
-    """Whether to accept a run or actors of other code. run.json and the episodes' rows name the code that was used."""
+    """Whether to accept a run or actors with different code. run.json and the episodes' rows name the code in use."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
 
 
-ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options that an entry sets
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options that the paper's entries set
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for the replays' recordings; {} if they
-    name no suite. The host is the one in their run.json, else an installed host with all the suites. Makes and closes
+    """Return the fields `host`, `host_arguments` and `suites` of a `Request` that replays recordings; {} if no suite is
+    known. The host is the one in the recordings' run.json, else an installed host with all the suites. Makes and closes
     each policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
     suites: dict[str, None] = {}
     recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
     if any(host != recorded[0] for host in recorded):
-        raise RunError("the recordings are of hosts with different arguments", remedy="Replay each in its own run.")
+        raise RunError("the recordings have different hosts or host arguments", remedy="Replay each in a separate run.")
     host, arguments = recorded[0] if recorded else (None, {})
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
@@ -285,7 +285,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
     suites = tuple(map(spell_suite, suites))
     unknown = [suite for suite in suites if suite not in entry.suites]
     if unknown:
-        raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(entry.suites)}.")
+        raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"Its suites are {', '.join(entry.suites)}.")
     return {
         "host": entry.host,
         "host_arguments": dict(entry.host_arguments),
@@ -303,7 +303,7 @@ def open_questions(request: Request) -> list[str]:
 
 
 def format_host_trust(run: Path) -> str:
-    """Return the --trust option that a printed command needs to start a run's host; "" if it needs none."""
+    """Return the --trust option that a printed command needs to start a run's host; "" if no option is needed."""
     try:
         calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
     except RunError:  # a user's script made the run

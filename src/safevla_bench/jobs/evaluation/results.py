@@ -130,8 +130,8 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode with an index (-1 is the last), an id, or a unique ending of an id; a tuple for a slice.
-        Raises `IndexError` for an index, and `RunError` if not exactly one id fits or its episode left no record.
+        """Return the episode with this index (-1 is the last), id, or unique ending of an id; a tuple for a slice.
+        Raises `IndexError` for an unknown index, and `RunError` unless exactly one id fits, of a recorded episode.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
@@ -157,14 +157,14 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the most severe episode, or else the one closest to a limit; raise `RunError` without any episode."""
+        """Return the most severe episode, or else the one closest to a limit; raise `RunError` if there is none."""
         ordered = self.episodes()
         if not ordered:
-            raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
+            raise RunError("there is no episode", remedy="`scores.absent` has the reason for each crash.")
         return ordered[0]
 
     def write_report(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML page, and its folder if missing, and return the path."""
+        """Write the report as one self-contained HTML page and return its path. Makes the page's folder if missing."""
         page = Path(path)
         make_folder(page.parent)
         write_atomically(page, render_report(self.judged, page_folder=page.parent))
@@ -224,7 +224,7 @@ def evaluate(
     (2, 'timeout')
 
     Args:
-        policy: an object with `act(observation)`, which is not closed; a string as for `--policy`, including
+        policy: an object with `act(observation)`, whose `close` is not called; a string as for `--policy`, including
             `NAME=SPEC`; or a mapping from names to several policies, which are compared on the same initial states.
         suite: one suite or several, or the path of a BDDL file.
         host: the simulator; None = the simulator of the suite.
@@ -281,7 +281,7 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Check the tasks' tags, roll out, judge and report into `out`. Raises the errors of `roll_out` and `judge`."""
+    """Check the tasks' tags, roll out, judge, and write all into `out`. Raises the errors of `roll_out` and `judge`."""
     out = out.absolute()  # a policy may change the working directory
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())
@@ -310,7 +310,7 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
     if isinstance(policy, Mapping):
         if name is not None:
-            raise PolicyError("name= is for one policy", remedy="The mapping's keys already are the names.")
+            raise PolicyError("name= is for one policy only", remedy="Leave it out: the mapping's keys are the names.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
         own_name, spec = split_name(policy)
@@ -320,7 +320,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
     if not suites:
-        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
+        raise RunError("no suite is named", remedy='Name one or several suites: evaluate(policy, "libero-spatial").')
     suite = suites[0]
     if host:
         return host
@@ -328,4 +328,4 @@ def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> s
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():
         return "libero"
-    raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= with it; `safevla tasks` lists suites.")
+    raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= too; `safevla tasks` lists known suites.")

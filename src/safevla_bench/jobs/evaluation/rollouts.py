@@ -1,4 +1,4 @@
-"""Rollouts: executed into a run folder, or registered in advance."""
+"""Executes rollouts, recorded in a run folder, and registers rollouts in advance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 def roll_out(
     request: Request, out: Path, observer: Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
 ) -> list[EpisodeRow]:
-    """Run every planned episode into a run folder, and return the episodes' rows in plan order.
+    """Run every planned episode, record it in a run folder, and return the episodes' rows in plan order.
 
     Finished episodes are kept if this process ends early; `ExecutionOptions(resume=True)` continues the run.
 
@@ -77,7 +77,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether a run to resume is finished and was not watched by rules, so that none of its code is needed."""
+    """Return whether the run to resume is complete and no rules watched it, so that nothing must be loaded."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
@@ -133,7 +133,7 @@ def _run_pending(
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     if ended < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended} episodes are left")
-    prepared.resources.close()  # some servers accept only one connection, which the policies hold
+    prepared.resources.close()  # disconnect, because some servers accept only one connection
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
@@ -144,18 +144,18 @@ def _run_pending(
 
 
 def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once for each code, other than this command's, that ran one of them."""
+    """Yield the episodes; warn once for each version of the code that ran an episode but is not this command's."""
     warned: set[str] = set()
     for end in finished_episodes:
         yield end
         if end.code and end.code not in warned and any(is_other_code(end.code, code) for code in here):
             warned.add(end.code)
-            text = "%s ran with other code than this command's:\n  %s\n  %s"
+            text = "%s ran with other code than this command's code:\n  %s\n  %s"
             _log.warning(text, end.planned.episode_id, end.code, " and ".join(here))
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how often its server gives equal answers, for servers that can be reached after the run."""
+    """Return policy -> how often its server repeats an answer, for servers that can be reached after the run."""
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, made_by in prepared.cast.policies.items():
@@ -170,8 +170,8 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
     """Yield the episodes; raise an error if continuing is useless and fewer than `count` episodes have ended.
-    `PolicyError`: a policy's server failed in the same way `SAME_CRASHES` times in a row. `HostError`, or `PolicyError`
-    if the policy raised it: so many equal crashes in a row, before any episode took a step or in so many tasks.
+    `PolicyError`: a policy's server failed in the same way `SAME_CRASHES` times in a row. `HostError` (`PolicyError` if
+    the policy crashed): as many equal crashes in a row, before any episode took a step or in as many different tasks.
     """
     series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
@@ -182,11 +182,11 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, rem
         policy = end.planned.policy
         is_server = end.outcome == "crashed" and not _TRACEBACK.match(end.reason or "")
         if is_server and all(place[0] == policy for place in series.places):
-            problem = f"{repeats} episodes in a row of {policy} failed alike: {series.failure}"
+            problem = f"{repeats} episodes in a row of {policy} failed in the same way: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
         if not series.has_begun or len(set(series.places)) >= SAME_CRASHES:
-            before = "" if series.has_begun else " before any had begun"
-            problem = f"{repeats} episodes in a row crashed alike{before}: {series.failure}"
+            before = "" if series.has_begun else " before any episode had begun"
+            problem = f"{repeats} episodes in a row crashed in the same way{before}: {series.failure}"
             if end.is_policy_failure:
                 raise PolicyError(redact_secrets(problem), remedy=remedy)
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
@@ -197,7 +197,7 @@ _WITHOUT_NOISE = ("noop", "scripted", "replay")
 
 
 def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once for each policy that has the same actions from one start under two seeds."""
+    """Yield the episodes; warn once for each policy that takes the same actions from one start under two seeds."""
     seen: dict[tuple[object, ...], tuple[int, bytes]] = {}
     warned: set[str] = set()
     for end in finished_episodes:
@@ -212,8 +212,8 @@ def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[Episo
         seed, other = seen.setdefault(start, (planned.policy_seed, digest))
         if seed != planned.policy_seed and digest == other:
             warned.add(policy)
-            text = "%s: %s has the same actions as an episode of the same start under another policy seed. Unless the "
-            text += "policy is meant to be deterministic, it ignores its seed; its episodes are not independent."
+            text = "%s: %s has the same actions as an episode from the same start with another policy seed. Unless the "
+            text += "policy is meant to be deterministic, it ignores its seed, so its episodes are not independent."
             _log.warning(text, policy, planned.episode_id)
 
 
@@ -223,7 +223,7 @@ _FIRST = 10  # number of first episodes in which a working policy is expected to
 def _watch_first_episodes(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn if a policy with cameras that is not in `begun` fails in its first `_FIRST` episodes."""
+    """Yield the episodes; warn if a policy with cameras, not in `begun`, fails in all first `_FIRST` episodes."""
     described = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in described if row["cameras"] and row["policy"] not in begun}
     for end in finished_episodes:
@@ -248,7 +248,7 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, then those of each `later` batch, started after them (not on Ray)."""
+    """Yield the pending episodes as they end, then the episodes of each batch in `later` (ignored on Ray)."""
     if not pending and not later:
         return
     if observer and pending:
@@ -272,7 +272,7 @@ def run_episodes(
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
-    """Return a finished episode's row, with its latency and greeting, and without secrets in its reason."""
+    """Return a finished episode's row, with latency and the server's greeting; secrets in the reason are removed."""
     planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     of_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
@@ -323,12 +323,12 @@ def _require_registrable(request: Request) -> None:
         "a shard": request.shard is not None,
         "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
         "found starts": request.found is not None,
-        "a policy object, which cannot be made again by a name": any(policy.made for policy in request.roster),
+        "a policy object, which cannot be made again from a name": any(policy.made for policy in request.roster),
     }
     for what, is_asked in obstacles.items():
         if is_asked:
-            problem = f"a registration is of a whole plan that is still to be run, not of {what}"
-            raise RunError(problem, remedy="Leave it out, and name each policy by what makes it.")
+            problem = f"a registration covers a whole plan before it runs, not {what}"
+            raise RunError(problem, remedy="Leave it out; instead of an object, name a policy as python:module:name.")
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
@@ -349,11 +349,11 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""
-    return f"this plan has the digest {digest}, the registered one {registration.digest}; --freeze writes it"
+    return f"this plan has the digest {digest}, the registered plan {registration.digest}; --freeze writes this plan"
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs a registration, without servers. Its `file` is not trusted."""
+    """Return the request that runs a registration, without servers. The registration's `file` is not trusted."""
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

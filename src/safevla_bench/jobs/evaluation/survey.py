@@ -41,7 +41,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next `episodes` episodes, which `bodies` numbers from 1."""
+        """Add the bodies in violations of the next `episodes` episodes; `bodies` counts these episodes from 1."""
         self._bodies += [replace(body, number=body.number + self._count) for body in bodies]
         self._count += episodes
 
@@ -58,8 +58,8 @@ class Survey:
             self._kept = list(_select_kept(self._kept, {*self._worst.tolist()}))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
-        """Return the records of the episodes that the page draws, with the headers of all others, and the bodies in all
-        violations; then discard both. The records are read again unless this survey is complete.
+        """Return the records of the episodes that the page draws, with the headers of all other episodes, and the
+        bodies in all violations. Empties the survey. The records are read again unless this survey is complete.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:
