@@ -37,7 +37,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """Allow these files to name code and files inside the block. Remedies name `command`, which has `--trust`."""
+    """Let these files name code and files within the `with` block. Error messages suggest `--trust` for `command`."""
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -46,7 +46,7 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 
 def is_trusted(named_by: Path | None) -> bool:
-    """Return whether a file may name code and files. None means the user's own arguments, which may."""
+    """Return whether the file may name code and files. None stands for the user's arguments, which always may."""
     return named_by is None or named_by.resolve() in _trust.get()[0]
 
 
@@ -54,18 +54,18 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted, see `is_trusted`."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
-        problem = f"it names code or files without permission; none was used: {'; '.join(uses)}"
-        how = f"repeat `safevla {command}` with --trust {file}" if command else "call this within plugins.trusting"
+        problem = f"the file names code or files without permission, so none of these was used: {'; '.join(uses)}"
+        how = f"repeat `safevla {command}` with --trust {file}" if command else "call it within plugins.trusting"
         raise RunError(problem, remedy=f"If you know what they do, {how}.", place=Place(file=str(named_by)))
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
-    """Raise the error if an argument is named like a secret, or holds a secret or an address with a user or query."""
+    """Raise `error` if an argument is named like a secret, or its value is a secret or a URL with a user or a query."""
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
-            inside = "" if is_secret_name(name) else " with a secret, or an address with a user or a query,"
-            problem = f"{owner} is given {name!r}{inside} as an argument, and arguments are recorded"
-            raise error(problem, remedy="Pass the secret by an environment variable, or name a file that contains it.")
+            inside = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
+            problem = f"{owner} has the argument {name!r}{inside}, but arguments are recorded"
+            raise error(problem, remedy="Pass the secret in an environment variable, or pass a file that contains it.")
 
 
 def install_command(extra: str) -> str:
@@ -88,7 +88,7 @@ def install_command(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
-    """One group of entry points: its name, the nouns for a plug-in in messages, and the class of errors about one."""
+    """A group of entry points: its name, the nouns for its plug-ins in messages, and the class of its errors."""
 
     group: str
     singular: str
@@ -108,15 +108,15 @@ class PluginGroup:
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Return the objects of the entry points with that name; () if there are none. Raises `PluginError`."""
+        """Return the objects of the entry points with that name, or () if there are none. Raises `PluginError`."""
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point, not loaded. Raises the group's `error` if it is missing or an argument is secret."""
+        """Return the entry point, not yet loaded. Raises `error` if it is missing or an argument holds a secret."""
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
-            names = self.names() or ("none: install the package itself with pip",)
+            names = self.names() or ("none (install safevla-bench itself with pip)",)
             remedy = f"{suggest_names(name, names, f'{self.plural} installed here')}."
             raise self.error(f"there is no {self.singular} {name!r}", remedy=remedy)
         refuse_secrets(f"{self.singular} {name!r}", arguments, self.error)
@@ -142,7 +142,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # A plug-in can raise anything. Its distribution is responsible for all errors except a `SafevlaError`.
+            # A plug-in can raise any exception; its distribution is responsible, except for a `SafevlaError`.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error
@@ -159,7 +159,7 @@ class PluginGroup:
         unknown = sorted(set(arguments) - set(accepted))
         if unknown:
             problem = f"{self.singular} {name!r} has no argument {unknown[0]!r}"
-            raise self.error(problem, remedy=f"It takes: {', '.join(accepted) or 'no arguments'}.")
+            raise self.error(problem, remedy=f"Accepted arguments: {', '.join(accepted) or 'no arguments'}.")
 
 
 def _distribution_name(entry: EntryPoint) -> str:

@@ -265,7 +265,7 @@ def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(s
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))
     monkeypatch.setattr(hosts, "make_host", lambda name, *_, **__: SimpleNamespace(name=name, supports=HostSupport()))
-    assert "cannot show what" in safevla.refuses("frames", run)
+    assert "cannot show recorded" in safevla.refuses("frames", run)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b.jpg", "C:x", ""])

@@ -1,6 +1,6 @@
-"""Pictures with border, outlines and caption (JPEG), and films of episodes (H.264, needs the extra `video`).
+"""Pictures with a border, outlines and a caption (JPEG), and films of episodes (H.264; needs the extra `video`).
 
-A film of a whole episode shows the pictures of its cameras side by side, the task, the clock and the violated clauses.
+Each picture of a film shows one record: all camera views side by side, the task, the time and the violated clauses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CAPTION = 50
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
-    """Return the picture [H, W, 3] in a border of the color `border`, with two lines of text below."""
+    """Return the picture [H, W, 3] framed in the color `border`, with the lines `title` and `detail` below it."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -52,9 +52,9 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body's region. `seen` [H, W] holds, for
-    each pixel, the number of the body seen there, from 1, or 0 for none. Bodies that fill a quarter of the picture or
-    more get no line.
+    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body's region. `seen` [H, W] holds the
+    number of the body at each pixel: 1, 2, ..., or 0 where there is no body. Bodies that fill a quarter of the picture
+    or more get no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -72,7 +72,7 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw text on one line in the largest font that fits, else on at most two lines in the smallest font."""
+    """Draw text on one line in the largest size that fits; if no size fits, on at most two lines in the smallest."""
     fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
     room = width - 2 * _PAD
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room), None)
@@ -86,7 +86,7 @@ def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str,
 def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
-    """Draw text on one line at `position`, cut with an ellipsis if wider than `width` minus padding [pixels]."""
+    """Draw text on one line at `position`; an ellipsis ends text that is wider than `width` minus padding [pixels]."""
     shown = text
     while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
         shown = shown[:-1]
@@ -101,9 +101,9 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-# The first available encoder is used; none needs special hardware, and browsers play the first two.
+# The first available encoder is used. No encoder needs special hardware; browsers play the output of the first two.
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-# The quantizer is the same for every picture, because x264's rate control (crf) is not always reproducible.
+# A fixed quantizer for all pictures, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
 
@@ -114,8 +114,8 @@ def can_film() -> bool:
 
 def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed). All
-    `pictures` [H, W, 3] have the same size; an odd last row or column is cut, because the format needs even sizes.
-    Raises `ImportError` without the extra `video`.
+    `pictures` [H, W, 3] have the same size; if H or W is odd, the last row or column is cut, because the format needs
+    even sizes. Raises `ImportError` without the extra `video`.
     """
     import av
 
@@ -136,15 +136,15 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     return sink.getvalue()
 
 
-# A film of a whole episode, rendered from recorded states; so it can be made after the run
+# Films of whole episodes, rendered from recorded states and therefore also possible after the run
 
-RenderPicture = Callable[[int, Camera], Pixels]  # returns the picture of a record from a camera, [H, W, 3]
+RenderPicture = Callable[[int, Camera], Pixels]  # (record index, camera) -> picture [H, W, 3]
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
-    cameras' pictures are the task, the clock and the clauses violated in this record, with values. The border is red
-    while a clause is violated, green in the last record of a success, else grey.
+    camera views are the task, the time and the clauses violated in the record, with values. The border is red while a
+    clause is violated, green in the last record of a success, else grey.
     """
     charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
@@ -164,5 +164,5 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 
 def format_reading(chart: TraceChart, shown: str) -> str:
-    """Return a chart's value with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
+    """Return the value `shown` with the chart's limit, such as `288 N, limit 200 N`; a margin has no limit."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"

@@ -1,4 +1,4 @@
-"""Rendering of a run's episodes: each is recreated in its host, and pictures of it are rendered and stored."""
+"""Rendering of recorded episodes: the host recreates each episode, and its pictures are stored in the run folder."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
-# Kinds of frames that show all records of an episode; the others are stills.
+# Kinds of frames that show a whole episode; all other kinds are stills.
 _WHOLE_EPISODE: frozenset[run_folder.Kind] = frozenset({"video", "replay3d"})
-# Height and width of each camera's picture in a film.
+# Height and width of each camera's picture in a film [pixels].
 _VIDEO_SIZE = (360, 360)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """The size of stills (height and width without border and caption), and what else to make of each episode."""
+    """The size of stills (height and width [pixels], without border and caption), and which other frames to make."""
 
     size: tuple[int, int] = (480, 640)
     video: bool = False  # whether to make a film of the whole episode
-    replay3d: bool = False  # whether to make a 3-D replay, which needs no graphics
+    replay3d: bool = False  # whether to make a 3-D replay, which needs no renderer
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def render_frames(
     observer: Callable[[int, str], None],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[run_folder.Frame]:
-    """Render the episodes with these indices in the run's batch; return the new frames, in the run's folder `frames`.
+    """Render `episodes` (indices in the run's batch) into the run's folder `frames`, and return the new frames.
 
     Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown keeps
-    its old frames, and `on_skip` gets the reason; if all fail, the last reason is raised instead. `observer` is called
-    before each episode with the number of finished episodes and the id of this one.
+    its old frames, and `on_skip` gets the error; if all episodes fail, the last error is raised instead. `observer` is
+    called before each episode with the number of finished episodes and the id of the next one.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
-        RunError: the host would show bodies at other positions than recorded; no picture of the episode is written.
+        RunError: the host would show bodies at other positions than recorded; no frame of that episode is written.
     """
     make_folder(own_path(run.folder, run_folder.FRAMES))
     frames: list[run_folder.Frame] = []
@@ -89,7 +89,7 @@ def render_frames(
     return frames
 
 
-# A frame, and the content of its file, which is written later.
+# A frame and the content of its file, which `_store_frames` writes.
 _Rendered = tuple[run_folder.Frame, bytes]
 
 
@@ -151,7 +151,7 @@ class _EpisodeRenderer:
     size: tuple[int, int]
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
-        """Return the picture of a shot as JPEG; `number`, the shot's index, makes a violation's file name unique."""
+        """Return a shot's frame and JPEG file; `number`, the shot's index, makes file names of violations unique."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
@@ -210,8 +210,8 @@ class _EpisodeRenderer:
 @dataclass(frozen=True, slots=True)
 class Shot:
     """One picture to render. `title` and `detail` are the lines of its caption, `value` is the value of the clause's
-    signal. `bodies` are outlined; if `moved`, also at their positions in record 0. `joint` is the index of the loaded
-    joint if the clause is about torque.
+    signal. `bodies` are outlined; if `moved` is set, their positions in record 0 are outlined, too. If the clause is
+    about torque, `joint` is the index of the joint concerned.
     """
 
     kind: run_folder.Kind
@@ -226,7 +226,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return an episode's shots: first record, worst record of each violated clause (deepest first), last record."""
+    """Return shots of the first record, the worst record of each violated clause (deepest first) and the last one."""
     last = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -243,16 +243,16 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
-    """Return the shot of a record that violates a specification, with the bodies involved outlined. A clause on joint
-    torque has a joint index instead of bodies. `moved` is set for a clause on displacement.
+    """Return the shot of a record that violates a specification, with the involved bodies outlined. For a clause on
+    joint torque, the shot has a joint index instead of bodies. For a clause on displacement, `moved` is set.
     """
     chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None
     moved = chart.signal == "non_target_disp_max"
-    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it was" if moved else "")
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it started" if moved else "")
     if contributors:
-        # For torques, the signal is a ratio, so the amount adds the torque; for others it would repeat the value.
+        # A signal for torque is a ratio, so the caption adds the torque; other signals already show the amount.
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
@@ -274,15 +274,15 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
 
 TOLERANCE_M = 1e-4
 """Largest accepted distance of a rendered body from its recorded position [m]. The distance is 0 unless a host moves a
-joint after the physics step, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a
-reset). A pixel shows about a millimeter.
+joint after the physics step: RoboCasa moves the door of a toaster oven (by 1.4e-6 m, and right after a reset by 3.8e-5
+m). A pixel covers about a millimeter.
 """
 
 
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
-    """Return the 3-D replay of the only episode of `record`, as a file for the report's player. `meshes`, digest ->
-    mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises `HostError` if the stage
-    cannot describe its scene, `RunError` if bodies would not be shown where they were recorded.
+    """Return the 3-D replay of the only episode in `record`, as the content of a file for the report's player. `meshes`
+    (digest -> mesh) caches simplified meshes for further episodes; None = no cache. Raises `HostError` if the stage
+    cannot describe its scene, and `RunError` if bodies would not be shown where they were recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
     poses = [stage.pose(step) for step in range(int(record.starts[-1]))]
@@ -292,7 +292,7 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
-    """Return a stage on which the host recreates the only episode of `record`, from a run folder; the caller closes it.
+    """Return a stage on which the host recreates the only episode in `record`, from the run folder `folder`.
 
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
@@ -312,16 +312,16 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 def require_pictures(host: Host) -> None:
     """Raise `HostError` unless the host can show episodes that it recorded."""
     if not host.supports.pictures:
-        remedy = "A host that can declares `pictures` and has a method `stage`: docs/howto/frames.md."
-        raise HostError(f"the host {host.name!r} cannot show what it recorded", remedy=remedy)
+        remedy = "A host that can show episodes declares `pictures` and has a method `stage`; see docs/howto/frames.md."
+        raise HostError(f"the host {host.name!r} cannot show recorded episodes", remedy=remedy)
 
 
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of one record (`step`) of the only episode of `record`; `size` is height and width [pixels].
-    The picture's `seen` marks each of the named `bodies`. Raises `RunError` if bodies would not be shown where they
-    were recorded, and `KeyError` for a camera that the host lacks.
+    """Return the picture of the record `step` of an episode, the only one in `record`; `size` is height and width
+    [pixels]. The picture's `seen` marks the pixels of each body in `bodies`. Raises `RunError` if bodies would not be
+    shown where they were recorded, and `KeyError` for a camera that the host lacks.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)

@@ -1,7 +1,7 @@
 """3-D replays for the report: the shapes of a scene, and the poses of its parts in each record.
 
-A file holds one episode as JSON. Large arrays are integers in a stated unit, packed by `pack_integers`. Nothing is
-simulated: the poses follow from the recorded states, and were compared with the recorded positions.
+A file holds one episode as JSON. Large arrays are integer multiples of a resolution, packed by `pack_integers`. The
+poses are computed from the recorded states without simulation, and checked against the recorded positions.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from safevla_bench.interface.stage import SceneGeometry, ScenePose, Shape, Touch
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats, Ints
 
-POSITION_M = 1e-4  # resolution of positions and vertices
+POSITION_M = 1e-4  # resolution of positions and vertices [m]
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Triangles of a mesh with a diagonal of 1 m, and bounds; the number grows with the diagonal to the power of 0.6.
+# Maximum number of triangles of a mesh with a diagonal of 1 m, and bounds of the maximum for other meshes. The maximum
+# grows with the diagonal to the power of 0.6.
 _TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
-# Vertices in a grid cell of this size are merged first, because MuJoCo repeats a vertex for each triangle.
+# Size of the grid cells in which vertices are merged first [m], because MuJoCo repeats a vertex for each triangle.
 _WELD_M = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class ShownContact:
-    """A recorded contact; `touch` is where the bodies touch in this or a neighboring record, None if they do not."""
+    """A recorded contact; `touch` is the contact point in this or a neighboring record, None if there is no point."""
 
     record: int
     a: str
@@ -45,17 +46,17 @@ class ShownContact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeMotion:
-    """Poses of the P parts of a scene in n records: [n, P, 3] in m, [n, P, 4] wxyz, world frame; and the contacts."""
+    """Contacts, and world poses of P parts in n records: positions [n, P, 3] in m and quaternions [n, P, 4] wxyz."""
 
     dt_s: float
-    times_s: Floats | None  # seconds from record 0 to each record, [n]; None = `dt_s` between records
+    times_s: Floats | None  # [n] seconds since record 0; None = records are `dt_s` apart
     part_pos_m: Floats
     part_quat_wxyz: Floats
     contacts: tuple[ShownContact, ...]
 
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
-    """Return the motion and contacts of the single episode in `record`; `poses` has one entry per time step."""
+    """Return the motion and contacts of the single episode in `record`; `poses` has one entry per record."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
     contacts = tuple(_shown_contacts(record, poses))
@@ -107,9 +108,9 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 
 
 def pack_integers(rows: Ints) -> str:
-    """Return rows of integers, [n, k] with absolute values below 2^31, as base64 of deflated bytes. The differences
-    between consecutive rows are stored column by column, as four planes of bytes, from the lowest to the highest byte.
-    Signs are folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
+    """Return rows of integers ([n, k], absolute values below 2^31) as base64 text of zlib-compressed bytes. The bytes
+    encode the differences between consecutive rows, mapped to non-negative integers (0, -1, 1, -2, ... -> 0, 1, 2, 3,
+    ...): first the lowest byte of every difference, column by column, then the second, the third and the highest bytes.
     """
     steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
     folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
@@ -181,7 +182,7 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `simpler_meshes`, digest of a mesh -> simplified mesh, is a cache."""
+    """Return the scene with fewer triangles; `simpler_meshes` (digest -> simplified mesh) is a cache."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
@@ -196,7 +197,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    turns = mesh.triangles.argmin(axis=1)  # turn each triangle to put its smallest index first; keeps its orientation
+    turns = mesh.triangles.argmin(axis=1)  # rotate indices: the smallest first, same orientation
     turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
@@ -216,7 +217,7 @@ def _pack_rows(rows: Ints) -> list[object]:
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles, and without vertices that coincide."""
+    """Return a mesh of about the same surface with at most `most` triangles; vertices that coincide are merged."""
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     edges = welded.corners_m[welded.triangles]
     area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2

@@ -1,12 +1,12 @@
-"""Recordings of episodes for viewers: Rerun's `.rrd` with the extra `rerun`, Foxglove's MCAP with the extra `mcap`.
+"""Export of episodes to viewers: `.rrd` files for Rerun (extra `rerun`), MCAP files for Foxglove (extra `mcap`).
 
 The entities of Rerun are `world/<body>` (transforms), `contacts` (names and forces), `signals/<signal>/value`,
 `signals/<signal>/<spec>` (the limit), `broken/<spec>` (1 while violated), and `events` (a log). The timelines are
 `step` and `time`. Rerun stores positions as float32; forces, signals and limits as float64.
 
 The topics of MCAP are `/tf` (foxglove.FrameTransforms: for each body a frame, relative to `world`), `/violations`
-(foxglove.Log), and as JSON `/contacts` and `/specs/<spec>` (a signal's value, its limit, and whether the limit is
-violated). The time of record 0 is 0.
+(foxglove.Log), and two kinds of JSON messages: `/contacts` and `/specs/<spec>` (a signal's value, its limit, and
+whether the limit is violated). The time of record 0 is 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BodyTrack:
 
 
 class ViolationEvent(NamedTuple):
-    """The record in which a specification's violation begins, or is worst."""
+    """A record in which the violation of a specification begins, or in which it is worst; `text` describes it."""
 
     record: int
     spec_id: str
@@ -68,13 +68,13 @@ class ViolationEvent(NamedTuple):
 class Timeline:
     """One episode of n records; `times_s` [n] are seconds since record 0."""
 
-    recording_id: str  # RUN/POLICY/EPISODE/RECORD-RULES, with digests of the record and the rules as the last two
+    recording_id: str  # RUN/POLICY/EPISODE/DIGESTS: digests of the records and the rules, with `-` between
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
     bodies: tuple[BodyTrack, ...]  # the end effectors are last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
-    """For each record its contacts, each as two bodies and a force in N; empty if contacts were not recorded."""
+    """The contacts of each record, as (body, body, force [N]); empty if contacts were not recorded."""
     traces: tuple[SpecTrace, ...]  # scored specifications with a verdict, violated ones first
     events: tuple[ViolationEvent, ...]  # ordered by record
 
@@ -151,9 +151,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, a recording with the timeline's id. The same episode gives the same values but
-    not the same bytes, because the library makes ids of chunks from the clock. Raises `RunError` if the extra `rerun`
-    is not installed.
+    """Return the bytes of a `.rrd` file; the recording has the timeline's id. The same episode gives the same values
+    but not the same bytes, because Rerun derives the ids of data chunks from the clock. Raises `RunError` if the extra
+    `rerun` is not installed.
     """
     try:
         import rerun as rr
@@ -188,7 +188,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     for trace in timeline.traces:
         line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins differ by spec
+        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins differ by specification
         yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
         yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
         yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
@@ -199,12 +199,12 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
 
 # Foxglove
 
-# Name of a type of JSON message -> JSON schema of the message.
+# Type of a JSON message -> JSON schema.
 _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json").read_bytes())
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return an MCAP file, reproducible with the same libraries. Raises `RunError` if the extra `mcap` is missing."""
+    """Return the bytes of an MCAP file, always the same with the same libraries. Raises `RunError` without `mcap`."""
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
@@ -230,7 +230,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield for each message: time in nanoseconds, topic, name in `_SCHEMAS` ("" for protobuf), and the message."""
+    """Yield each message as: time [ns], topic, type of message in `_SCHEMAS` ("" for protobuf), and content."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
