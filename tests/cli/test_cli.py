@@ -173,7 +173,7 @@ def test_eval_runs_judges_and_reports(safevla, tmp_path):
 def test_crashed_episodes_are_reported_and_exit_with_4(safevla, tmp_path, tasks, ended):
     code, _, err = safevla("eval", *FAKE, "--task", tasks, "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
-    for words in ("1 episode crashed, in no rate", "Correct these first", "--resume --out", "fake simulator crashed"):
+    for words in ("1 episode crashed, excluded from", "See the reasons", "--resume --out", "fake simulator crashed"):
         assert words in err
     aggregate = scores_of(tmp_path / "run")["aggregate"]
     assert (aggregate["n"], aggregate["crashed"]) == (ended, 1)

@@ -53,4 +53,4 @@ def test_a_clause_whose_bodies_are_not_there_is_not_counted_as_judgeable(safevla
 
 def test_combining_refuses_a_name_that_it_would_ignore(safevla, tmp_path):
     error = safevla.refuses("score", "--combine", "mine=a", "other=b", "--out", tmp_path / "x")
-    assert "renames no policy" in error
+    assert "cannot rename policies" in error

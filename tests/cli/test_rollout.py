@@ -282,7 +282,7 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_pa
     plan = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
     err = safevla.refuses("eval", *mode, *plan)  # as for a server whose replies cannot be used
     for words in (
-        "error: every episode ended this way: fix the policy's actions.",
+        "error: every episode ended with an invalid action: correct the policy's actions.",
         "invalid_action: python:wild:Policy/fake/task_0/ep_000 (and 1 other episode): step 0: number 0 of the action",
         "set clip = True on it",
         "2 episodes ended with an invalid action: failures in SR, without a safety verdict",

@@ -190,9 +190,9 @@ def intrude(cell: Cell) -> None:
     (cell.at / "go").touch()
 
 
-_CRASHED = ("1 episode crashed, in no rate", "  safevla eval --resume --out ", "--retry-crashed")
-_AGAIN = ("episodes are done and kept. Continue:", "safevla eval --resume --out ")
-_LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
+_CRASHED = ("1 episode crashed, excluded from all rates", "  safevla eval --resume --out ", "--retry-crashed")
+_AGAIN = ("episodes are done and kept. To continue:", "safevla eval --resume --out ")
+_LOST = ("policy server", "Once the server is back:", "--resume --out ", "--retry-crashed")
 _FULL = ("Finished episodes are kept. Correct the cause, then continue: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))
 WHOLE = Ending(0)

@@ -1,4 +1,4 @@
-"""`safevla eval` and `search`: run policies, and search for starts from which a policy succeeds unsafely."""
+"""`safevla eval` and `search`: run policies, and search for initial states that lead to unsafe successes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,12 @@ _TRACKERS = click.Choice(list(tracking.TRACKERS))
 def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
-    freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
-    trackers: tuple[str, ...] = repeatable("Send each episode's numbers there.", spelling="--log", type=_TRACKERS),
+    freeze: Path | None = option(
+        "With --dry-run: write a registration of the plan, which --registered FILE runs.", "FILE", type=FILE
+    ),
+    trackers: tuple[str, ...] = repeatable(
+        "Send each episode's results to this experiment tracker.", spelling="--log", type=_TRACKERS
+    ),
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -66,7 +70,7 @@ def eval_command(
     continues a run.
     """
     if freeze is not None and not run_command.dry_run:
-        raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
+        raise click.UsageError("--freeze registers a plan before its run: also pass --dry-run.")
     tracking.require_trackers(trackers)
     _print_notes(run_command)
     if run_command.dry_run:
@@ -111,7 +115,9 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
-        echo(f"{counted} stopped at the first violation: unsafe, and not known whether any would have succeeded.")
+        echo(
+            f"{counted} stopped at the first violation, counted as unsafe; whether any would have succeeded is unknown."
+        )
     if sentence := stopping_rule.describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)
@@ -150,7 +156,7 @@ def _print_notes(run_command: RunCommand) -> None:
         echo(f"note: {line}", err=True)
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
-        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)
+        click.echo(f"note: without ray:ADDRESS and {ADDRESS}, Ray is started on this machine", err=True)
     registration = request.registration
     if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
         echo(f"note: not as registered: {deviation}", err=True)
@@ -180,14 +186,14 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
         is_told = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # the folder exists already
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # it says that the folder exists
         )
         if (run_command.out / folder.RUN).exists() and not is_told:
             done, planned = parts.count_progress(run_command.out)
-            text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
+            text = f"{done} of {planned} episodes are done and kept. To continue:\n  {run_command.resume_command}"
             if isinstance(error, (ServerLostError, ServerRefusedError)):
                 again = f"{run_command.resume_command} --retry-crashed"
-                text = f"{done} of {planned} episodes have ended. With a server there again:\n  {again}"
+                text = f"{done} of {planned} episodes have ended. Once the server is back:\n  {again}"
             click.echo(text, err=True)
         raise
 
@@ -199,7 +205,7 @@ def _report_servers(run_command: RunCommand) -> None:
     for (name, suite), count in greetings.items():
         if count > 1:
             line = f"note: the servers of {name} on {suite} described themselves in {count} different ways"
-            echo(f"{line}: run.json holds them as volatile.policies_say", err=True)
+            echo(f"{line}: see volatile.policies_say in run.json", err=True)
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
@@ -218,12 +224,15 @@ def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
         counted = f"{count_noun(count, 'episode')} ended with an invalid action"
-        click.echo(f"{counted}: failures in SR, without a safety verdict unless a limit was violated before.", err=True)
+        click.echo(
+            f"{counted}: counted as failures in SR, without a safety verdict unless a limit was violated before.",
+            err=True,
+        )
         if count == len(rows):
-            click.echo("error: every episode ended this way: fix the policy's actions.", err=True)
+            click.echo("error: every episode ended with an invalid action: correct the policy's actions.", err=True)
     if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
-        counted = f"{count_noun(count, 'episode')} crashed, in no rate"
-        click.echo(f"{counted}. episodes.parquet has the reasons. Correct these first, then:", err=True)
+        counted = f"{count_noun(count, 'episode')} crashed, excluded from all rates"
+        click.echo(f"{counted}. See the reasons in episodes.parquet, correct them, then run:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
 
@@ -243,21 +252,27 @@ def search_command(
     out: Path | None = EXECUTION_OPTIONS["out"],
     workers: int = EXECUTION_OPTIONS["workers"],
     resume: bool = EXECUTION_OPTIONS["resume"],
-    budget: int = option("Rollouts per task.", "N", type=POSITIVE, default=200),
+    budget: int = option("Number of rollouts per task.", "N", type=POSITIVE, default=200),
     objective: str | None = option(
-        "The specification or formula to violate; else any.", "SPEC|FORMULA", shell_complete=completion.SPECS
+        "The specification or formula to violate; default: any scored specification.",
+        "SPEC|FORMULA",
+        shell_complete=completion.SPECS,
     ),
-    method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
+    method: Method = option(
+        "directed: CMA-ES (extra `search`); random: independent draws.", type=_METHODS, default="directed"
+    ),
     until: str = option("When to stop searching a task.", type=click.Choice(["found", "budget"]), default="found"),
-    wordings: str | None = option("Other instructions to try: a file's lines, or a suite's wording.", "FILE|SUITE"),
-    policy_seeds: int = option("Number of policy seeds, starting with its own.", "N", type=POSITIVE, default=1),
+    wordings: str | None = option(
+        "Also try the instructions in the lines of a file, or those of a suite.", "FILE|SUITE"
+    ),
+    policy_seeds: int = option("Number of policy seeds to try, counting from --seed.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(rules.JUDGE_OPTIONS),
 ) -> None:
-    """Search a task's starts for unsafe successes: rollouts that succeed and violate a limit.
+    """Search for initial states (starts) that lead to unsafe successes: rollouts that succeed and violate a limit.
 
-    A start places the task's objects within their own regions. The starts that are found form a suite,
-    DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Its rates are not rates of the
-    benchmark. Only independent draws, --method random, bound a rate.
+    A start places each object of the task within its region. The starts that are found form a suite,
+    DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Rates on this suite are not rates
+    of the benchmark. Only --method random, which draws starts independently, bounds a rate.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
@@ -314,7 +329,9 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
     size, byte = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
     is_asked = any(scene.cameras is None for scene in plan.scenes)
-    asked = ["The policy names its cameras only when it runs; the time covers none to two."] if is_asked else []
+    asked = (
+        ["A policy's cameras are known only when it runs; the time assumes zero to two cameras."] if is_asked else []
+    )
     workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",

@@ -43,16 +43,16 @@ _CAPABILITIES = "capabilities"
 library_option = partial(option, metavar="NAME|FILE", shell_complete=completion.LIBRARIES)
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
 JUDGE_OPTIONS = {
-    "library": library_option("Specifications: default, paper-text, paper-as-run, net-force, metaworld (limits drawn "
+    "library": library_option("The specifications: default, paper-text, paper-as-run, net-force, metaworld (limits "
                               "from a script's successes), or a file.", section=options.JUDGING,
                               default=DEFAULT_LIBRARY),
     "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
-                               "judge by the rules and tags that a run folder itself holds.", section=options.JUDGING),
-    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out what "
-                          "a record lacks the fields of. applicability=phased: judge composite tasks phase by phase; "
-                          "=off: as if there were no tags, an ablation. capabilities=NAME: which signals a host is "
-                          "taken to measure. intervals=paper: the percentile bootstrap for severities. invalid=skip: "
-                          "judge only the valid episodes.",
+                               "judge by the rules and tags stored in the run folder.", section=options.JUDGING),
+    "changes": repeatable("Set a threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out "
+                          "specifications whose fields a record lacks. applicability=phased: judge composite tasks "
+                          "phase by phase. applicability=off: judge as if tasks had no tags (an ablation). "
+                          "capabilities=NAME: the signals that a host is assumed to measure. intervals=paper: the "
+                          "paper's percentile bootstrap for severities. invalid=skip: judge only the valid episodes.",
                           "NAME=VALUE", spelling="--set", section=options.JUDGING,
                           shell_complete=completion.THRESHOLDS),
 }  # fmt: skip
@@ -72,7 +72,7 @@ class JudgedSources:
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
-        """Judge as `judgement.judge` does. A note on stderr names the sources that their makers judged differently."""
+        """Judge the sources by `judgement.judge`. Notes on stderr name sources that other rules originally judged."""
         with show_status("judging"):
             judged = judgement.judge(
                 self.paths, self.ruleset, skip_invalid=self.skip_invalid, mixes_starts=mixes_starts
@@ -86,7 +86,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options for judging; the command receives both as `JudgedSources`.
 
     Without judging options (except --set intervals=) the default rules apply. --rules as-judged selects the rules that
-    last judged the sources, or those in their registrations; a note on stderr names them. The hosts' tags are added.
+    last judged the sources, or those in their registrations; a note names these rules. The hosts' tags are added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -101,7 +101,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for new episodes in a host: without judging options, those of the registration, if any."""
+    """Return the rules for new episodes in a host: those of the registration, if it is given and no judging option."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -177,7 +177,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
         else:
             remedy = f"Write {' or '.join(f'{name}={choice}' for choice in _CHOICES[name])}."
-            raise errors.RunError(f"--set {text!r} has no such value", remedy=remedy)
+            raise errors.RunError(f"--set {text!r} has an invalid value", remedy=remedy)
     return settings
 
 
@@ -204,7 +204,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
-    echo(f"note: judged as by its maker, by {recipe.describe()}", err=True)
+    echo(f"note: judged by the source's original rules: {recipe.describe()}", err=True)
     return judgement.load_recipe(recipe, sources)
 
 
@@ -217,7 +217,7 @@ def print_missing(judged: Judged) -> None:
     for sentence in judged.describe_registrations():
         echo(sentence)
     if judged.left_out:
-        echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
+        echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists them.")
 
 
 @options.command("help")
@@ -229,7 +229,9 @@ def help_command(
 ) -> None:
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
-        raise click.UsageError(f"there is no topic {topic!r}; the topic is {_TOPIC}, and a command has --help-all")
+        raise click.UsageError(
+            f"there is no topic {topic!r}, only {_TOPIC}; a command's options are shown by its --help-all"
+        )
     formatter = context.make_formatter()
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]
     with formatter.section(options.JUDGING):

@@ -82,44 +82,48 @@ PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME", shell_complete=completion.HOSTS),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
                                  spelling="--host-arg", callback=parsed(_parse_pairs)),
-    "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite",
-                         shell_complete=completion.SUITES),
+    "suites": repeatable("The suite, such as libero-spatial; a path of .bddl files; or found:FILE.", "NAME",
+                         spelling="--suite", shell_complete=completion.SUITES),
     "tasks": option("Task indices.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
-    "episodes": option("Number per task; else the protocol's or the benchmark's.", "N", type=options.POSITIVE),
-    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
-                           f"python:module:factory, {_KINDS}, or a plug-in's.", "[NAME=]POLICY", spelling="--policy",
+    "episodes": option("Number of episodes per task; default: as in the protocol or the benchmark.", "N",
+                       type=options.POSITIVE),
+    "policies": repeatable("The policy, with an optional NAME for outputs: noop, random, scripted:careful, "
+                           f"scripted:hasty, replay:PATH, python:module:factory, {_KINDS}, or the policy of a plug-in.",
+                           "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_name_policy, texts))),
                            shell_complete=completion.POLICIES),
-    "entry": option("One of the paper's entries, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY",
+    "entry": option("An entry of the paper, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY",
                     shell_complete=completion.ENTRIES),
-    "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
-    "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME",
-                       shell_complete=completion.PROTOCOLS),
-    "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
-    "filters": repeatable(f"Filter of actions: {', '.join(coupling.FILTERS)}, or python:module:Class; with "
-                          ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter",
+    "servers": repeatable("The entry's policy server, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
+    "protocol": option(f"Rules by which episodes start and end; default: {PRESET}. `safevla protocols` lists all.",
+                       "NAME", shell_complete=completion.PROTOCOLS),
+    "arguments": repeatable("An argument for all policies or for POLICY.", "[POLICY:]KEY=VALUE",
+                            spelling="--policy-arg"),
+    "filters": repeatable(f"Filter of a policy's actions: {', '.join(coupling.FILTERS)}, or python:module:Class; each "
+                          "may be followed by arguments as :KEY=VALUE.", "[POLICY=]FILTER", spelling="--filter",
                           shell_complete=completion.FILTERS),
-    "delays": repeatable("Delay of answers: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
+    "delays": repeatable("Delay of a policy's answers: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
+                         spelling="--delay"),
     "seed": option("Seed of the policies' randomness.", default=0, show_default=True),
-    "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
-    "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
+    "max_steps": option("Horizon in control steps; default: as in the protocol for the suite.", type=options.POSITIVE),
+    "shard": option("Run the I-th (from 1) of N shards of the plan; `safevla merge` joins shards.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
-    "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
-    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9", or "A safer than B".', "CONDITION"),
-    "registered": option("Run what --dry-run --freeze FILE registered.", "FILE", type=options.FILE),
+    "stop_on_violation": flag("End each episode at its first violation; Safety is then the only known rate."),
+    "until": option('Stop once a condition is decided at 95 %: "safety >= 0.9" or "A safer than B".', "CONDITION"),
+    "registered": option("Run the plan that --dry-run --freeze FILE registered.", "FILE", type=options.FILE),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
     "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
     "engine": options.ENGINE,
-    "actor": repeatable("Of each worker: cpus=1, gpus=0, its share of a node; exclude=NODE, a node not to use; "
-                        "env=NAME:VALUE, an environment variable; module=DIR, a package to copy.", "NAME=VALUE"),
-    "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
-    "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
+    "actor": repeatable("For workers on Ray: cpus=1 and gpus=0, the resources of each worker; exclude=NODE, a node to "
+                        "avoid; env=NAME:VALUE, an environment variable; module=DIR, a package to copy.", "NAME=VALUE"),
+    "record_only": flag("Record the episodes without judging them; `safevla score` can judge them later."),
+    "resume": flag("Continue the run in DIR, or begin one. Options that are not given stay as in the existing run."),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
-    "stop_after": option("Start no episode after this time, let the running ones end, and exit with 5.", "3h50m"),
-    "other_code": flag("Continue a run of other code, or use Ray nodes that have other code; run and rows say so."),
-    "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
+    "stop_after": option("Start no episode after this time, finish running episodes, and exit with code 5.", "3h50m"),
+    "other_code": flag("Continue a run that other code began, or use Ray nodes with other code; the run is marked."),
+    "dry_run": flag("Print the plan and an estimate of time and disk, without running or writing anything."),
 }  # fmt: skip
 
 
@@ -159,7 +163,7 @@ class RunCommand:
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
     how = {name: values[name] for name in EXECUTION_OPTIONS}
     if how["retry_crashed"] and not how["resume"]:
-        raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
+        raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
@@ -175,7 +179,9 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, what, how)
         makers = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for start, kind, path in makers if kind and not start]
-        file = what.get("found") or next(iter(replays), None)  # both kinds of file name suites and host arguments
+        file = what.get("found") or next(
+            iter(replays), None
+        )  # found suites and recordings name suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
     cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))
     stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
@@ -211,8 +217,8 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return parameter name -> value from a --config file, including its table `[judge]`. Paths in the file count from
-    its folder. Raises `RunError` if the file cannot be read or has an unknown key.
+    """Return parameter name -> value from a --config file, including its table `[judge]`. Paths in it are relative to
+    the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
@@ -253,7 +259,7 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
         context.meta[CONFIG] = path
 
 
-CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
+CONFIG_OPTION = option("Read options from a TOML file, such as max-steps = 50; [judge] holds judging options.", "FILE",
                        type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """Declares `--config FILE`, which sets the defaults of the other options. An invalid file raises `RunError`."""
 
@@ -295,7 +301,9 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # check before reading recordings
+        if (
+            context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP
+        ):  # require trust before reading recordings
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
         filled = replay_fields(fields["policies"])
@@ -355,7 +363,9 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if what["host"] or what["policies"]:
         other = "--host" if what["host"] else "--policy"
-        raise RunError(f"--entry and {other} are both given", remedy="An entry has its own host and policy.")
+        raise RunError(
+            f"--entry and {other} are both given", remedy="Choose one: an entry defines its host and policy."
+        )
     policy = _name_policy(what["entry"])
     filled = entry_fields(policy.maker, what["suites"], what["protocol"])
     arguments = {**filled["host_arguments"], **what["host_arguments"]}
@@ -369,7 +379,7 @@ def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if len(what["suites"]) > 1 or what["host"]:
         remedy = "Give one --suite found:FILE, no other suite and no --host."
-        raise RunError("a suite of found starts is run alone, on the host they were found on", remedy=remedy)
+        raise RunError("a suite of found starts is run alone, and defines the host", remedy=remedy)
     path = Path(files[0]).absolute()
     suite = read_suite(path)
     fields = {name: getattr(suite, name) for name in ("host", "host_arguments", "protocol")}
@@ -396,7 +406,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
             raise RunError(f"--policy-arg {text!r} is not an argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
         if colon and policy not in single:
             problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
-            raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
+            raise RunError(problem, remedy=f"The run's policies: {', '.join(policies)}.")
         (single[policy] if colon else everyone)[name] = value
     return {policy: {**everyone, **own} for policy, own in single.items()}
 

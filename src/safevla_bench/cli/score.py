@@ -43,10 +43,10 @@ from safevla_bench.trajectory.header import Header
 @options.command("score")
 def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
+    out: Path | None = options.out_option("The folder to write; default: the only run folder.", "DIR"),
     workers: int = option("Processes that judge in parallel.", "N", default=1, type=options.POSITIVE),
     engine: str = options.ENGINE,
-    combine: bool = flag("Join the scores of judged folders as they are, without their records."),
+    combine: bool = flag("Join the scores of judged folders as they are, without reading records."),
     form: str = options.format_option(),
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
@@ -67,7 +67,7 @@ def score_command(
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):
         if out is not None:
-            remedy = "Leave out --out: its success rates are printed."
+            remedy = "Leave out --out to print the success rates."
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0][0])))
         _print_results([file for files in results for file in files], form)
         return
@@ -75,7 +75,7 @@ def score_command(
 
     if out is None:
         for log in filter(None, map(logs.find_log, sources.paths)):
-            log.require_mapping()  # raises an error that prints a mapping for the log, if it has none
+            log.require_mapping()  # raises an error with a template if the log has no mapping
     folder, kept = options.choose_output(out, sources.paths), ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
         remedy = "Name a new folder; only a run's own judgement is written into its folder."
@@ -103,12 +103,12 @@ def score_command(
 def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     from safevla_bench.jobs.evaluation.combination import combine_scores
 
-    options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "judges, and --combine does not.")
+    options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "affects judging, and --combine does not judge.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
     if named := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
         remedy = f"Name the policy when the folder is judged: safevla score {named.policy}=RUN --out DIR."
-        raise RunError("--combine renames no policy", remedy=remedy, place=Place(file=str(named)))
+        raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(named)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
     if form == "json":
@@ -135,9 +135,9 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(render.render_json(rates), nl=False)
         return
-    echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.", "")
+    echo("These results hold only successes: safety cannot be judged, and Safety, SBU and VSI are unknown.", "")
     click.echo("\n".join(render_text(table) for table in rates))
-    echo("Next: to have safety judged, record the rollouts: safevla eval --help")
+    echo("Next: record rollouts, so that safety can be judged: safevla eval --help")
 
 
 # Largest number of added or changed specifications that are printed.
@@ -213,7 +213,9 @@ def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
     wants_schema: bool = options.flag("Print the JSON Schema of an episode.", spelling="--schema"),
-    wants_bodies: bool = options.flag("List the bodies of each suite, with roles and poses.", spelling="--bodies"),
+    wants_bodies: bool = options.flag(
+        "List the bodies of each suite, with their roles and recorded channels.", spelling="--bodies"
+    ),
 ) -> None:
     """Check archives, run folders or logs against the rules of the format.
 
@@ -222,7 +224,7 @@ def validate_command(
     """
     if wants_schema:
         if sources:
-            raise click.UsageError("--schema checks nothing and takes no SOURCE.")
+            raise click.UsageError("--schema only prints the schema, and takes no SOURCE.")
         options.print_json(record_schema())
         return
     options.require_sources(sources)
@@ -252,16 +254,18 @@ def validate_command(
 def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
-    change: str | None = options.option("Keep the valid ones.", spelling="--set", type=click.Choice(["invalid=skip"])),
+    change: str | None = options.option(
+        "Write only the valid episodes.", spelling="--set", type=click.Choice(["invalid=skip"])
+    ),
 ) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
-    The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
-    episode. Existing files are not overwritten. An archive of any size needs the memory of only a few episodes.
+    The suffix of DESTINATION selects the format: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a
+    single episode. Existing files are not overwritten. Memory holds only a few episodes at a time.
     """
     target = Path(destination)
     if target.exists() or target.is_symlink():
-        remedy = "Choose another destination, or remove it first."
+        remedy = "Choose another destination, or remove the file first."
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
     scan = episode_index.Scan(sources)
@@ -285,25 +289,25 @@ def merge_command(
     context: click.Context,
     shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
     out: Path | None = options.out_option("The run folder to make.", "DIR"),
-    status: bool = options.flag("List missing, unfinished and doubled shards, with the command for each."),
-    other_code: bool = options.flag("Join shards of different code; run.json and rows say so."),
+    status: bool = options.flag("List missing, unfinished and duplicate shards, with commands that complete them."),
+    other_code: bool = options.flag("Join shards that different code recorded; the result is marked."),
 ) -> None:
     """Join run folders made with --shard into one.
 
-    The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan, have been
-    run by the same code and all be complete, each given once; errors say what is wrong. Their order does not matter.
-    A result that is there and equal stays as it is.
+    The result has the same bytes as a single run of the whole plan. The shards must therefore belong to one plan, be
+    complete and be recorded by the same code. Give each shard once, in any order. If the result already exists and is
+    equal, it stays unchanged.
     """
     if status:
         states = list(writer.list_shard_states(shards, _format_continuation))
         echo(*(line for state, command in states for line in (state, f"  {command}") if line.strip()))
-        echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is there and complete.")
+        echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is present and complete.")
         context.exit(USER_ERROR if states else OK)
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
     crashed = sum(row.outcome == "crashed" for row in rows)
-    left_out = f"; {crashed} crashed, in no rate" if crashed else ""
+    left_out = f"; {crashed} crashed, excluded from all rates" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
     echo(f"Next: safevla score {options.quote_paths(out)}")
 
@@ -315,7 +319,9 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequ
         try:
             registry.find_entry(benchmark, task_id)
         except UnknownTaskError:
-            about = f"FILE says what {benchmark}/{task_id} is; without --rules the command prints what to write there."
+            about = (
+                f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE."
+            )
             return [f"Next: {command} --rules FILE --out results", about]
     return [f"Next: {command} --out results"]
 

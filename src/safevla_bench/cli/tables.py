@@ -55,23 +55,25 @@ _EPILOG = "\n".join(["\b", "Tables:", *_KINDS])
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     which: tuple[str, ...] = repeatable(
-        "Names or the paper's numbers: main,7,12; or all.", "LIST", shell_complete=completion.TABLES
+        "Names of tables, or their numbers in the paper: main,7,12; or all.", "LIST", shell_complete=completion.TABLES
     ),
     form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
-    out: str | None = option("A file, or a folder for a file per table.", "FILE|DIR/"),
+    out: str | None = option("The file to write, or a folder for one file per table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
-    auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
-    columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
+    auxiliary: tuple[str, ...] = repeatable("Exclude a policy from means and from the best values.", "POLICY"),
+    columns: str | None = option(
+        "Only these columns or groups of columns, in this order, such as 'SR,Safety'.", "LIST"
+    ),
     styles: tuple[str, ...] = repeatable(
-        "intervals=no, notes=no: omit them. published=yes: add the paper's printed rows, marked.",
+        "intervals=no: omit intervals. notes=no: omit notes. published=yes: add marked rows with the paper's results.",
         "NAME=VALUE",
         spelling="--style",
     ),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
-    Without --which, these are main and violations, without notes. A number that the paper gives to LIBERO (4, 7, 10) or
-    to RoboCasa-365 (5, 8, 11) selects that benchmark alone. `--which active` needs no source.
+    By default, these are the tables main and violations, without notes. If the paper has separate tables for LIBERO
+    (4, 7, 10) and RoboCasa-365 (5, 8, 11), their numbers select only that benchmark. `--which active` needs no source.
     """
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
@@ -93,7 +95,7 @@ def tables_command(
         echo(headline.build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
         command = sources.format_command("tables", "--which", "all")
-        echo(f"Next: what each number means, and all further tables: {command}")
+        echo(f"Next: print all tables, with the meaning of each number: {command}")
     elif out is None:
         click.echo(_render(tables, form), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
@@ -113,7 +115,7 @@ def _load_material(
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged, digests=digests)
     if not names or any(name not in ("active", "23") for name in names):
-        raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
+        raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs no source.")
     return None, catalog.TableInputs(scores=None, ruleset=sources.ruleset)
 
 
@@ -129,14 +131,14 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
         choices = dict.fromkeys(column.group or column.name for table in tables for column in table.columns)
-        raise RunError(f"there is no column {unknown[0]!r}", remedy=f"Choose of: {', '.join(choices)}.")
+        raise RunError(f"there is no column {unknown[0]!r}", remedy=f"Choose from: {', '.join(choices)}.")
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 
 def _render(tables: Sequence[Table], form: render.TableFormat) -> str:
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
-        remedy = f"Choose one by --which, or write a file for each: --out DIR/. Here they are: {names}."
+        remedy = f"Choose one by --which, or write one file per table by --out DIR/. The tables are: {names}."
         raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy=remedy)
     return render.render_tables(tables, form)
 
@@ -159,7 +161,7 @@ class _ExportChoice:
 
 
 class _FormSettings(msgspec.Struct, frozen=True):
-    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # exp(1 / 0.02) is 5e21
+    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # weights up to exp(1 / 0.02) = 5e21
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
 
 
@@ -169,7 +171,9 @@ class _PairSettings(_FormSettings, frozen=True):
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
-    judged.ruleset.require_whole("the authors' CSV holds results of the paper's reading", "Judge without it.")
+    judged.ruleset.require_whole(
+        "the authors' CSV holds only results that are judged as in the paper", "Judge without applicability=phased."
+    )
     paths = [path.resolve() for path in choice.sources]
     is_shared = len({path.name for path in paths}) < len(paths)  # if true, names include the parent folder
     names = [f"{path.parent.name}/{path.name}" if is_shared else path.name for path in paths]
@@ -221,12 +225,14 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     found = write_found(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
     pairs, others = count_noun(sum(len(s.pairs) for s in states), "pair"), len(states) - len(with_pairs)
-    echo(f"{pairs} of {len(with_pairs)} states; {others} more have no pair, {unusable} episodes were not compared")
+    echo(
+        f"{pairs} of {len(with_pairs)} states; {others} more states have no pair, {unusable} episodes were not compared"
+    )
     again = f"safevla eval --suite found:{found[0] if found else 'FILE'}"
     if own := sum(state.is_of_benchmark for state in with_pairs):
         starts = count_noun(own, "state")
         echo(
-            f"{starts} with pairs began at the benchmark's own starts: evaluate on others what learns from them",
+            f"{starts} with pairs are starts of the benchmark: evaluate a policy that learns from them on other starts",
             err=True,
         )
     for file in found:
@@ -288,7 +294,7 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 
 
 class _FormChoice(click.Choice[str]):
-    """Type of an option's value: the name of a form, followed by settings after colons."""
+    """Type of an option's value: the name of a format, and optional settings after colons."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name, colon, settings = str(value).partition(":")
@@ -301,36 +307,40 @@ def export_command(
     form: str = option(
         "One of the formats above.", "FORMAT", spelling="--format", type=_FormChoice(list(_EXPORTS)), required=True
     ),
-    out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
-    episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
+    out: Path | None = options.out_option(
+        "The file or folder to write; default: one in the only run folder.", "FILE|DIR"
+    ),
+    episode: str | None = option("rerun, mcap: the episode's id, the end of its id, or :2 for the second.", "EPISODE"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
-    suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
-    meta: Path | None = option("Facts that no record holds, in TOML.", "FILE", type=options.FILE),
-    cameras: str | None = option("lerobot: pictures of these cameras.", "LIST"),
-    image_size: int = option("lerobot: their size in pixels.", type=options.WholeNumber(16, 1024), default=128),
-    video: bool = flag("lerobot: films in place of pictures."),
+    suite: str | None = option("Only this suite's episodes.", "NAME", shell_complete=completion.SUITES),
+    meta: Path | None = option("TOML file of facts that no record holds.", "FILE", type=options.FILE),
+    cameras: str | None = option("lerobot: include pictures of these cameras.", "LIST"),
+    image_size: int = option(
+        "lerobot: size of the pictures in pixels.", type=options.WholeNumber(16, 1024), default=128
+    ),
+    video: bool = flag("lerobot: write films instead of pictures."),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.
 
     \b
     safevla-csv   the authors' published CSV: a row per policy and suite
-    submission    JSON: each episode's verdict, digests and versions
+    submission    JSON with each episode's verdict, digests and versions
     rerun, mcap   one episode for the viewers Rerun and Foxglove
     hub           a model-index block for a model card on the hub
     eval-results  .eval_results/*.yaml of a model's repository on the hub
     robocasa      JSON for RoboCasa's leaderboard; unknown values are N/A
-    lerobot       a dataset v3 with safety labels of frames and episodes;
-                  lerobot:temperature=1:discount=0.99 weighs its frames
-    pairs         safe successes preferred to unsafe ones of the same start,
-                  a dataset v3 with an index, or JSON lines if FILE ends in
-                  .jsonl; pairs:most=8:failures=no, and lerobot's
+    lerobot       a LeRobot dataset v3 with safety labels of frames and episodes;
+                  lerobot:temperature=1:discount=0.99 sets weights of frames
+    pairs         pairs of a safe and an unsafe success from the same start, as a
+                  LeRobot dataset v3 with an index, or JSON lines if FILE ends in
+                  .jsonl; settings as in pairs:most=8:failures=no, or of lerobot
     lerobot-results, vla-eval-results
                   lerobot-eval's or vla-evaluation-harness's JSON, with verdicts
     wandb, trackio, mlflow, tensorboard
                   a new run of the tracker; --out is the run folder
 
     An ablation (--set applicability=off) cannot be exported.
-    """  # noqa: D301  (click wants the character itself)
+    """  # noqa: D301  (click needs the control character)
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
@@ -339,7 +349,7 @@ def export_command(
         raise click.UsageError(f"--format {form} has no settings.")
     parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
     every = {name for kind in _EXPORTS.values() for name in kind.options}
-    options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"is not for {form}.")
+    options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"does not apply to {form}.")
     names = tuple(dict.fromkeys(filter(None, map(str.strip, (cameras or "").split(",")))))
     if not names and (video or cameras is not None):
         raise click.UsageError("--video needs --cameras." if cameras is None else "--cameras names no camera.")
@@ -361,18 +371,18 @@ def export_command(
 def board_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    out: Path | None = options.out_option("The folder of the site; else board/ in the one run folder.", "DIR"),
+    out: Path | None = options.out_option("The folder of the site; default: board/ in the only run folder.", "DIR"),
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
 ) -> None:
-    """Write a static site that ranks policies by Safety, with their rank by SR and a report of each.
+    """Write a static site that ranks policies by Safety, with their rank by SR and a report of each policy.
 
     All run folders and archives are judged again by the same rules. Policies that ran the same tasks share a table. The
-    paper's entries and the authors' leaderboard have separate tables, which are all that the site holds without a RUN.
-    The site fetches nothing and runs no script. A new site replaces the board in DIR.
+    paper's entries and the authors' leaderboard have separate tables; without a source, the site has only these tables.
+    Its pages fetch nothing and run no script. A new site replaces the board in DIR.
 
     --audit plays K recorded episodes of each policy of each run again in the simulator, and adds the result to the
-    policy's row. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
+    policy's row. The exit code is then 1 if a replay differs from its record, and 2 if a policy could not be audited.
     """
     from safevla_bench.publishing.board import INDEX, check_folder, write_folder
 
@@ -390,7 +400,7 @@ def board_command(
         for line in mark.differing:
             echo_message(f"  {line}", "    ")
     if audit:
-        echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
-    echo("Next: put the folder on any web server, or add runs and write it again.")
+        echo(f"Audited by --audit {audit.count}:{audit.seed}; this value repeats the choice of episodes.")
+    echo("Next: put the folder on any web server, or add runs and write the board again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)
