@@ -230,7 +230,7 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
 def test_missing_pairs_are_refused_and_listed():
     with pytest.raises(RunError) as caught:
         compare_policies([A, B.select_episodes(np.arange(6))])
-    for part in ("b lacks 2 episodes that another ran", "libero-goal/task_1 state 3 seed 0", "--unpaired"):
+    for part in ("b lacks 2 episodes that another policy ran", "libero-goal/task_1 state 3 seed 0", "--unpaired"):
         assert part in str(caught.value)
     assert compare_policies([A, B.select_episodes(np.arange(6))], paired=False).scopes[0].pairs is None
 

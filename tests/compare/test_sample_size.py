@@ -97,7 +97,7 @@ def test_a_plan_takes_the_harder_side_of_the_baseline():
         ({"difference": 0.1, "discordant": np.nan}, "least 0.1"),
         ({"difference": 0.1, "task_spread": np.nan}, "spread of nan"),
         ({"difference": 0.1, "task_spread": -0.1}, "spread of -0.1"),
-        ({"difference": 0.1, "tasks": 0}, "nothing to plan"),
+        ({"difference": 0.1, "tasks": 0}, "number of tasks is below 1"),
     ],
 )
 def test_a_plan_that_cannot_be_says_why(wanted, problem):

@@ -1,8 +1,8 @@
 """Comparison of policies in SR, Safety and related metrics: differences, verdicts, and ranges of ranks.
 
-One verdict is primary: Safety over all suites. All others are exploratory. A scope is one suite, or all suites pooled.
-Within one scope and metric, p-values are adjusted for the number of pairs of policies: separately for the question
-about these tasks and the one about tasks like these (see `Difference`, which all outputs read).
+The verdict on Safety over all suites is primary; all other verdicts are exploratory. A scope is one suite, or all
+suites pooled. Within one scope and metric, p-values are adjusted for the number of pairs of policies. There are two
+p-values: one for these tasks, and one for tasks like these (see `Difference`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Compared = TypeVar("Compared")
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one metric: the metric's value and interval over the n episodes in which it is defined.
 
-    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` are the best
-    and the worst possible rank: 1 + the number of policies shown to be better, and the number of all policies minus
-    that of policies shown to be worse. They are null for two policies.
+    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` is the best
+    rank that the policy can have, 1 + the number of policies shown to be better, and the worst rank, the number of all
+    policies minus the number shown to be worse. It is null if there are only two policies.
     """
 
     policy: str
@@ -58,7 +58,7 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison in one metric of one scope; `primary` marks the metric whose verdicts are not exploratory."""
+    """The comparison in one metric of one scope. `primary` is true if the verdicts are primary, not exploratory."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
@@ -69,8 +69,8 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison in one suite, or in all suites pooled (`suite` is null).
 
-    `pairs` counts the pairs that all policies finished (null if unpaired), `left_out` the other pairs. If a policy has
-    a suite without a verdict, SR is the only metric. If a violation stopped an episode, Safety is the only metric.
+    `pairs` is the number of pairs that all policies finished (null if unpaired); `left_out` counts the other pairs. If
+    a policy has no verdict in a suite, only SR is compared. If a violation stopped an episode, only Safety is compared.
     """
 
     suite: str | None
@@ -81,19 +81,19 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Policies compared with each other."""
+    """The comparison of two or more policies with each other."""
 
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False  # verdicts ignore that episodes without a value could change them
-    across_seeds: bool = False  # each pair is an initial state, whose value is the mean over its seeds
+    allow_crashed: bool = False  # True if a verdict is given even if episodes without a value could change it
+    across_seeds: bool = False  # True if initial states are paired, each with its mean over seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
-    """The suites, and their packages, whose episodes have several physics versions; empty = every suite has one."""
+    """Texts, each naming a suite and a package that has several versions in the suite's episodes; empty = none."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """The effects of action filters, from a comparison with the same episodes without the filter; empty if unpaired."""
+    """The effects of action filters, compared with the same episodes without the filter; empty if unpaired."""
 
 
 def compare_policies(
@@ -107,13 +107,13 @@ def compare_policies(
     """Compare two or more policies with different names, in each suite and over all suites pooled.
 
     Args:
-        results: of at least two policies.
+        results: the results of at least two policies.
         options: the metrics, the confidence, and whether crashed episodes are ignored; None = the defaults.
-        paired: compare episode by episode. Otherwise the episodes of two policies are independent samples, compared on
-            the tasks that both policies ran.
+        paired: whether to compare policies episode by episode. If not, the episodes of two policies count as
+            independent samples of the tasks that both ran.
         across_seeds: pair initial states regardless of seeds; an initial state may have episodes with several seeds.
         across_versions: also compare episodes that have different physics versions, or were recorded by different code
-            under one version number of this project; the comparison is marked.
+            under one version number of this project. Such a comparison is marked.
 
     Raises `RunError` if the policies cannot be compared: they have no common task, no values, or several simulators. If
     `paired`, raises the errors of `pair_episodes` too. Raises `KeyError` for a metric that is not in `METRICS`.
@@ -125,7 +125,7 @@ def compare_policies(
         require_same_code(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
     if pairs and not pairs.mark_finished().any():
-        raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
+        raise RunError("no episode was finished by all policies", remedy="Roll out the lost episodes again.")
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
         raise _nothing_comparable(results)
@@ -145,7 +145,7 @@ def compare_policies(
 def compare_where_possible(
     results: Sequence[PolicyResults], options: ComparisonOptions | None = None, *, protocols: Protocols = ()
 ) -> tuple[Comparison, str]:
-    """Return the comparison of paired episodes and "", or that of independent ones and why they cannot be paired.
+    """Compare paired episodes if possible, else independent ones; also return why episodes are not paired, or "".
 
     Episodes with different physics versions are compared too, and the comparison is marked. If any two of the sources'
     `protocols` differ, episodes are not paired. Raises `RunError` if the policies cannot be compared either way.
@@ -155,7 +155,7 @@ def compare_where_possible(
 
 
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
-    """Return `compare(True)` and "" if episodes can be paired, else `compare(False)` and why they are not paired."""
+    """Return `compare(True)` and "" if episodes can be paired, else `compare(False)` and the reason why not."""
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -168,25 +168,25 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if the episodes of a suite were simulated with several physics versions."""
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
-        remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across versions`."
-        raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
+        remedy = "Roll out all policies with one simulator version. To compare them anyway, use `--across versions`."
+        raise RunError(f"the episodes have several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
 def require_same_code(results: Sequence[PolicyResults]) -> None:
     """Raise `RunError` if two policies were recorded by different code under one version number of this project."""
     if other := policy_results.find_other_code(results):
-        remedy = "Roll both out with one version of the code. To compare anyway, with a mark: `safevla compare "
-        raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across versions`.")
+        remedy = "Roll out both policies with the same code. To compare them anyway, use `safevla compare "
+        raise RunError(f"two policies were recorded by different code: {other}", remedy=f"{remedy}--across versions`.")
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
-        remedy = "Name two sources, or one that holds several policies."
-        raise RunError(f"there is one policy to compare: {names}", remedy=remedy)
+        remedy = "Name two sources, or one source that holds several policies."
+        raise RunError(f"a comparison needs at least two policies, but there is only: {names}", remedy=remedy)
     for result in results:
         if not len(result):
-            remedy = "Leave it out, or roll it out again."
+            remedy = "Leave this policy out, or roll it out again."
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
     if not paired:
         policy_results.require_same_tasks(*results)
@@ -197,7 +197,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
     if silent := policy_results.name_silent_suites(results):
-        remedy = "Compare SR, or record the fields that the specifications need, which `safevla score` lists."
+        remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists them."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
     problem = f"a violation stopped episodes of {', '.join(policy_results.name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
@@ -208,7 +208,7 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The differences of R pairs of policies, their parts by task, [R, K], and for rates of pairs by state, [R, N]."""
+    """The differences of R pairs of policies, each split by task, [R, K], and paired rates also by state, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -217,7 +217,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _SuiteResults:
-    """The results of one suite (None = all), and their paired episodes (None = episodes are independent)."""
+    """The results of one suite (`suite` None = all suites). If `pairs` is None, episodes are independent."""
 
     suite: str | None
     members: tuple[PolicyResults, ...]
@@ -233,7 +233,7 @@ class _SuiteResults:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of R pairs of policies, given by number, [R, 2]. If `fill` is given, its two values
+        """Return the differences of R pairs of policies, given as indices, [R, 2]. If `fill` is given, its two values
         replace the unknown values of the first and the second policy; otherwise unknown values are left out.
         """
         names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
@@ -285,8 +285,8 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that is known for all its policies. SR is left out if a
-    violation stopped an episode, Safety if a suite has no verdict, and the other metrics in either case.
+    """Compare the policies of one scope in each metric that is known for all of them. SR is unknown if a violation
+    stopped an episode, Safety is unknown if a suite has no verdict, and all other metrics are unknown in either case.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -311,7 +311,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     pairs = np.array(list(combinations(numbers, 2)))
     known = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # P[U|S] only counts successes, and which unknown episodes would be successes is not known: it has no extremes.
+    # P[U|S] counts only successes. It has no extremes, because an unknown episode may or may not be a success.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -329,7 +329,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MOST_TIPPING = 10  # maximum number of pairs of policies whose tipping point is computed; reports only name three
+_MOST_TIPPING = 10  # maximum number of pairs of policies whose tipping point is computed; reports name only three
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
@@ -341,8 +341,8 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
-    """Return the standing of a policy with these values, [n]. The interval is Wilson's for their sum if `is_counted`,
-    else that of the `means` by start with their `weights`.
+    """Return the standing of a policy with these values, [n]. If `is_counted`, the interval is Wilson's for the sum of
+    the values; otherwise, it is that of the mean of `means`, the means by start, with their `weights`.
     """
     n, total = len(values), float(values.sum())
     if is_counted:
@@ -379,9 +379,9 @@ _Adjusted = list[tuple[float, float]]
 
 
 def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
-    """Return each pair's two adjusted p-values: on these tasks, and for tasks like these. A pair without a p-value gets
-    1, and does not count in the adjustment. Differences by task, and rates of paired episodes, are adjusted by
-    `max_t_adjust`, and other p-values by Holm's rule.
+    """Return two adjusted p-values of each pair: on these tasks, and for tasks like these. A pair without a p-value
+    gets 1, and does not count in the adjustment. The p-values of differences by task, and of rates of paired episodes,
+    are adjusted by `max_t_adjust`; all others are adjusted by Holm's rule.
     """
     alone, by_task = (
         np.array([1.0 if (p := getattr(item, name)) is None else p for item in measured.differences])
@@ -403,8 +403,8 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
 
 
 def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
-    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` are
-    of the known values first; then, if a value is unknown, with all unknown values at their lowest and highest.
+    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values`
+    holds those of the known values and then, if a value is unknown, those of the two extremes (see `add_extremes`).
     """
     if item.p_value is None:
         return item
@@ -457,8 +457,8 @@ def _find_tipping(
 
 
 def _add_ranks(metric: MetricComparison) -> MetricComparison:
-    """Return the metric with ranges of ranks. It is unchanged for fewer than three policies, and for SBU, which does
-    not rank policies: a policy that never succeeds has an SBU of 0.
+    """Return the metric with ranges of ranks. Fewer than three policies get no ranks. SBU gives no ranks either: it is
+    0, its best value, for a policy that never succeeds.
     """
     if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric
@@ -469,7 +469,7 @@ def _add_ranks(metric: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Return policy -> the best and the worst rank that it may have on these tasks, given the verdicts of the pairs."""
+    """Return each policy's best and worst possible rank, by name, given the pairs' verdicts on these tasks."""
     ranks = {policy: [1, len(policies)] for policy in policies}
     for item in differences:
         if item.better and item.first in ranks and item.second in ranks:

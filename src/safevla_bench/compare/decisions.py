@@ -2,13 +2,13 @@
 
 The chosen policy is the best in one metric among the policies that satisfy the conditions. The intervals of all
 candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction), so that those of the chosen
-policy are valid however it was chosen. The ordinary test compares it with the runner-up, and needs no adjustment for
-the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian,
-Annals of Statistics 47 (2019) 758-782).
+policy are valid however it was chosen. The chosen policy is compared with the runner-up by the ordinary test, which
+needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461;
+K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
-Gates against another run, the baseline, limit the difference from it on the same episodes. Their intervals are for
-these tasks, not for tasks like these, since the same benchmark is run again. An episode without a value counts once
-with its worst value and once with its best, unless such episodes are left out.
+A gate against another run, the baseline, limits a policy's difference from the baseline on the same episodes. Its
+interval is for these tasks, not for tasks like these, since the same benchmark is run again. One end of the interval
+counts each episode without a value at its worst, and the other end at its best, unless such episodes are left out.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from safevla_bench.trajectory.header import Header
 
 
 class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
-    """The policies under one variant, the safest first, and the difference of each pair of them."""
+    """The policies under one variant of the thresholds, the safest first, and the difference of each pair."""
 
     variant: str
     order: tuple[str, ...]  # policies of equal Safety keep the order of the first variant
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs of policies whose significant difference has another sign under the first variant, as (the policy that is
-    safer under the first variant, the policy that is safer under this one)."""
+    """Pairs of policies that differ significantly under the first variant, and in the opposite direction under this
+    variant. The first policy of a pair is safer under the first variant, and the second policy under this variant."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranking by Safety over all suites under each variant; the first is the reference."""
+    """The ranking by Safety over all suites under each variant; the first variant is the reference."""
 
     variants: tuple[VariantRanking, ...]
     paired: bool
@@ -78,7 +78,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
-        """The variants under which some pair of policies differs significantly in the opposite direction."""
+        """The variants under which a significant difference of two policies is opposite to that in the reference."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
 
 
@@ -96,17 +96,17 @@ def rank_under_variants(
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
     Return None if there is no variant, or if the policies cannot be ranked under every variant: there is only one
-    policy, a policy has no Safety over all suites, or no two have a common task. Policies without an episode are left
-    out. Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why
-    they are not paired.
+    policy, a policy has no Safety over all suites, or no two policies have a common task. Policies without an episode
+    are left out. Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired`
+    says why they are not paired.
 
     Args:
         scores: the verdicts, [E].
-        headers: of those episodes, in the same order, [E].
+        headers: the headers of the episodes in `scores`, in the same order, [E].
         library: the specifications that judged the scores.
-        variants: the first is the reference.
-        rescore: judges the same records with another library; needed for a variant that recorded extremes do not
-            decide.
+        variants: the variants of the thresholds; the first is the reference.
+        rescore: a function that judges the same records with another library; needed for a variant that the recorded
+            extremes do not decide.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
 
     Raises the same errors as `apply_variant`.
@@ -168,12 +168,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates, best first, and the chosen one: None if no candidate's estimates satisfy all conditions.
+    """The candidates, best first, and the name of the chosen one (None if no estimates satisfy all conditions).
 
-    `comparison` compares the chosen policy with the runner-up, the next best whose estimates satisfy all conditions. It
-    is null if there is no runner-up, or the two cannot be compared. `unpaired` says why their episodes are not paired.
-    `episodes` is the number per task and policy with which their difference would be significant for tasks like these
-    with 80 % probability, if the true rates equal the measured ones.
+    `comparison` compares the chosen policy with the runner-up, the next best policy whose estimates satisfy all
+    conditions. It is null if there is no runner-up, or if the two cannot be compared. `unpaired` says why their
+    episodes are not paired. `episodes` is the number of episodes per task and policy that would make their difference
+    significant for tasks like these, with 80 % probability and if the true rates equal the measured ones.
     """
 
     metric: GateMetric
@@ -190,7 +190,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shown(self) -> bool:
-        """True if the choice's conditions are established; without conditions, if it is better than the runner-up."""
+        """True if all conditions are established; without conditions, if the chosen policy is significantly better."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
@@ -214,8 +214,8 @@ def select_policy(
         headers: the headers of the same episodes, in the same order.
         results: the same episodes by policy.
         metric: the metric to maximize; a higher value must be better.
-        conditions: limits of metrics.
-        protocols: of the sources that have one; if any differ, episodes are not paired.
+        conditions: limits on metrics.
+        protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
 
     Raises `RunError` for fewer than two policies, or policies that ran different tasks.
     """
@@ -252,7 +252,7 @@ def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
         if differing := sorted(tasks ^ {*other.tasks, *other.lost_tasks}):
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
-            remedy = "Roll both out on the same tasks, since a harder task does not make a policy worse."
+            remedy = "Roll out both policies on the same tasks: on harder tasks, a good policy looks bad."
             raise RunError(problem, remedy=remedy)
     require_same_tasks(*results)
 
@@ -310,7 +310,7 @@ def check_against(
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
 ) -> GateReport:
-    """Check the differences of policies from a baseline against gates that name it.
+    """Check how policies differ from a baseline, against the gates that name this baseline.
 
     Each policy is compared with the baseline's policy of the same name, or with the baseline's only policy.
 
@@ -318,13 +318,13 @@ def check_against(
         results: the policies to gate.
         baselines: the policies of the baseline run, which planned the same episodes.
         gates: at least one, each with a `baseline`.
-        per: judge each policy with its suites pooled, or each suite separately.
+        per: whether to judge each policy over all its suites pooled ("policy"), or in each suite separately ("cell").
         confidence: joint confidence of the intervals; None = the point estimate decides.
         lost: further gaps in the episodes of either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and ignore `lost`.
 
-    Raises the same errors as `check_gates`, and `RunError` if there is no baseline, or its episodes or simulator
-    differ.
+    Raises the same errors as `check_gates`, and `RunError` if there is no baseline, or if the baseline has other
+    episodes or another simulator.
     """
     require_valid(gates, confidence)
     scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
@@ -340,7 +340,7 @@ def check_against(
         confidence=confidence,
         each_confidence=each,
         notes=(
-            f"Values are differences from {gates[0].baseline} on the same episodes, on these tasks.",
+            f"Values are differences from {gates[0].baseline} on the same episodes, and only hold for these tasks.",
             *describe_confidence(each, decisions),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -351,8 +351,8 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
     named = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
     if len(named) != 1:
         names = ", ".join(baseline.name for baseline in baselines) or "none"
-        remedy = f"It has {names}. Use one of these names: {names.partition(',')[0]}=RUN."
-        raise RunError(f"the baseline does not have the policy {result.name!r}, and has more than one", remedy=remedy)
+        remedy = f"The baseline has {names}. Give your run one of these names: {names.partition(',')[0]}=RUN."
+        raise RunError(f"the baseline has several policies, but not {result.name!r}", remedy=remedy)
     return named[0]
 
 
@@ -364,7 +364,7 @@ def _split_suites(
     try:
         pairs = pair_episodes(results)
     except RunError as error:
-        remedy = "Roll out the baseline's tasks, initial states and seeds under its protocol."
+        remedy = "Roll out the baseline's tasks, initial states and seeds, under the baseline's protocol."
         raise RunError(f"the run cannot be paired with the baseline: {error.problem}", remedy=remedy) from None
     suites = list(dict.fromkeys(key.suite for key in pairs.keys)) if per == "cell" else [None]
     for suite in suites:
@@ -391,7 +391,7 @@ def _decide(
     if each is None:
         bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
-    reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has a value of both"
+    reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has values of both runs"
     outcome = GateOutcome(
         policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=known.pairs or 0,
         unknown=unknown, value=None if stopped else known.difference,
@@ -402,7 +402,7 @@ def _decide(
     verdict = judge_ends(gate, low, high)
     reason = "point estimate, no confidence" if each is None else "whole interval"
     if verdict == "undecided":
-        lost = f"unknown in {unknown} episodes; --allow-crashed gates the others"
-        reason = lost if unknown else f"{known.pairs} pairs cannot tell"
+        lost = f"unknown in {unknown} episodes; --allow-crashed leaves these out"
+        reason = lost if unknown else f"{known.pairs} pairs are too few to decide"
     ci = None if each is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

@@ -1,4 +1,4 @@
-"""The difference of two policies in one metric: on these tasks, and on tasks like these."""
+"""The difference of two policies in one metric, with tests for the same tasks and for other tasks like these."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _TIE = 1e-12
 _LEAST_EPISODES = 3
-"""Number of episodes of each policy and task that the score test needs if these numbers differ between tasks."""
+"""Minimum number of episodes per policy and task for the score test, if these numbers are not all equal."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a comparison. If `allow_crashed`, verdicts ignore that episodes without a value could change them."""
+    """Options of a comparison. If `allow_crashed`, verdicts disregard possible effects of episodes without a value."""
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = intervals.CONFIDENCE
@@ -33,7 +33,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
-            remedy = "Use a fraction between 0 and 1, such as 0.95; on the command line a percentage."
+            remedy = "Use a fraction between 0 and 1, such as 0.95. On the command line, use a percentage, such as 95."
             raise SafevlaError(f"invalid confidence {self.confidence:g}", remedy=remedy)
 
 
@@ -41,56 +41,56 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The first policy's value minus the second's in one metric, with the answers to two questions.
 
     `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
-    tasks were run again? Fields with `by_task` in their name answer it for tasks like these, from the difference in
-    each task; they give a verdict only if the policies differ on these tasks. For each question, the error over all
-    pairs of policies is 1 - confidence. `only_first` and `only_second` count pairs of episodes in which only that
-    policy has the outcome; they are null for means and for independent episodes.
+    tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
+    policies differ so much on other tasks of this kind? They give a verdict only if the policies differ on these tasks.
+    For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` (`only_second`)
+    counts pairs in which only the first (second) policy has the metric's outcome; null for means and if unpaired.
     """
 
     first: str
     second: str
     difference: float | None = None
-    """The mean over initial states of equal weight; for independent episodes, over tasks of equal weight."""
+    """Mean difference over initial states of equal weight; if episodes are independent, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, and an end of 0 is open
+    excludes_zero: bool = False  # True if `p_value` is significant; then `ci` excludes 0, even as an end
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
-    unknown: int = 0  # planned episodes of both policies without a value: crashed, cut short or without a verdict
+    unknown: int = 0  # number of planned episodes of both policies that crashed, were cut short or have no verdict
     extremes: Bounds | None = None
-    """The differences with all unknown values worst, or best, for the first policy; null if all values are known."""
+    """The smallest and the largest difference that the unknown values allow; null if all values are known."""
     p_at_extremes: float | None = None
-    """The larger `p_value` of the two extremes; 1 if a sign differs from `difference`'s. Null if all are known."""
-    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` of the two extremes, in the same way
+    """The larger `p_value` at the two `extremes`; 1 if the signs of the differences vary; null if all are known."""
+    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` at the two `extremes`; 1 or null as above
     tipping: int | None = None
-    """The largest number of the better-looking policy's episodes without a value that may all count against it while it
-    stays significantly better, if those of the other policy count in the other's favor. With several policies, the
-    error is divided by the number of pairs. Null if even zero is too many, and if not computed."""
-    tasks: int = 0  # number of tasks that both ran
+    """How many episodes without a value may at most count against the better-looking policy, so that this policy stays
+    significantly better. All such episodes of the other policy count in the other policy's favor. With several
+    policies, the error is divided by the number of pairs. Null if even zero is too many, or if not computed."""
+    tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
     test: str
     p_value: float | None = None
-    p_by_task: float | None = None  # null with one task
+    p_by_task: float | None = None  # p-value for tasks like these; null if there is only one task
     p_adjusted: float | None = None
     """`p_value`, adjusted for the pairs of policies that are compared in this metric and scope."""
-    p_by_task_adjusted: float | None = None  # the larger of `p_by_task`, adjusted in the same way, and `p_adjusted`
+    p_by_task_adjusted: float | None = None  # the larger of `p_adjusted` and the adjusted `p_by_task`
     better: str | None = None  # the policy that is better on these tasks
     better_by_task: str | None = None  # the policy that is better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but episodes without a value could change that."""
-    undecided_by_task: bool = False  # `undecided` for tasks like these
-    no_verdict: str = ""  # why there is no verdict on these tasks, regardless of the p-value; "" if there may be one
+    undecided_by_task: bool = False  # the same as `undecided`, but for tasks like these
+    no_verdict: str = ""  # why a verdict on these tasks is impossible, regardless of the p-value; "" = possible
     tasks_needed: int | None = None
-    """The smallest number of tasks with which the test by task can be significant; null if there are that many."""
-    identical: bool = False  # True if every pair has the same value on both sides
-    leave_one_out: Bounds | None = None  # the smallest and the largest difference without one task; null with one task
+    """The number of tasks that `p_by_task` needs to be significant at all; null if there are enough tasks."""
+    identical: bool = False  # True if both policies have the same value in every pair
+    leave_one_out: Bounds | None = None  # smallest and largest difference if one task is left out
     depends_on: str | None = None
-    """The task without which the difference has another sign, or is no longer significant on these tasks."""
+    """A task without which the difference has another sign, or is no longer significant on these tasks."""
 
 
 class TaskSample(NamedTuple):
-    """One policy's values of one metric in one task, [n], and their means by start."""
+    """One policy's values of one metric in one task, [n], and the means of these values by start."""
 
     values: Floats
     by_start: StartMeans
@@ -102,8 +102,8 @@ TaskValues = Mapping[TaskKey, TaskSample]
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
     """Return task -> the values of a metric in a policy's episodes, with tasks in order of first appearance.
 
-    `fill` replaces each unknown value, including those of lost episodes. If it is None, unknown values are left out,
-    and so are tasks without a known value.
+    `fill` replaces each unknown value, including those of lost episodes. If `fill` is None, unknown values are left
+    out, and tasks without a known value are left out too.
     """
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
@@ -121,7 +121,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
 
 Names = Sequence[tuple[str, str]]
 TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
-"""A function that tests the pairs of policies with these numbers, [Q], on the tasks that are kept for each, [Q, K]."""
+"""A function that tests pairs of policies, given the indices of the pairs, [Q], and the tasks to use, [Q, K]."""
 
 
 def paired_difference(
@@ -132,8 +132,8 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies, given by number, over the initial states of all parts. See
-    `paired_differences`, and for `fill` `PairedResults.state_gaps`.
+    """Return the difference of two policies, given as indices, over the initial states of all parts, as
+    `paired_differences` does. `PairedResults.state_gaps` describes `fill`.
     """
     gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     of_parts = (part.tasks for part in parts)
@@ -151,15 +151,15 @@ def paired_differences(
     metric: str,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return the differences of R pairs of policies over initial states, each valued by the mean over its seeds.
+    """Return the differences of R pairs of policies over initial states. A state's value is the mean over its seeds.
 
-    The methods are, for rates of states with one episode each, McNemar's mid-p test and Tango's interval, made
-    consistent; for rates of states with several episodes, sign flips of the pairs, without counts; for VSI, Gaffke's
-    interval and the test that it inverts. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there
-    is no difference and no p-value.
+    Rates with one episode per state use McNemar's mid-p test and Tango's interval, made consistent with each other.
+    Rates with several episodes per state use sign flips of the pairs, without counts. VSI uses Gaffke's interval and
+    the test that corresponds to it. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no
+    difference and no p-value.
 
-    `gaps` are first minus second in each state, NaN if either is unknown, [R, N]. `places` is the index in `tasks` of
-    each state's task, [N]. `is_single` is True if each policy has one episode of each state, [R].
+    `gaps` is the first policy's value minus the second's in each state, NaN if either is unknown, [R, N]. `places` is
+    the index in `tasks` of each state's task, [N]. `is_single` is whether each policy has one episode per state, [R].
     """
     known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -194,7 +194,7 @@ def paired_differences(
             identical=not is_different,
         )
         if row[2]
-        else Difference(first=first, second=second, test="none: no pair has a value of both", pairs=0)
+        else Difference(first=first, second=second, test="none: no pair has values of both policies", pairs=0)
         for (first, second), has_counts, row, is_different in zip(
             names,
             [is_rate and bool(one) for one in is_single],
@@ -230,13 +230,13 @@ def unpaired_differences(
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
     """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and the
-    differences in each task, [R, K], 0 in tasks that one of the two did not run. Tasks have equal weight.
+    differences in each task, [R, K], 0 in tasks that only one policy or neither ran. Tasks have equal weight.
 
-    The methods are, for rates, the stratified score test and its interval, or on one task Barnard's test and Newcombe's
-    interval, made consistent; for VSI, and for rates of starts with several episodes, Gaffke's interval of each
-    policy's mean, and from these the interval of their difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like
+    Rates use the stratified score test and its interval; on a single task, Barnard's test and Newcombe's interval, made
+    consistent with each other. VSI, and rates with several episodes per start, use Gaffke's interval of each policy's
+    mean, and combine both intervals into one of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like
     these, need at least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
-    `sides` are the values of the first policy of each pair, and of the second, [R] each.
+    `sides` has the values of each pair's first policy, and those of its second policy, [R] each.
     """
     summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
     (first, n, mine), (second, m, theirs) = (
@@ -274,7 +274,7 @@ def unpaired_differences(
     measured = []
     for k, (one, other) in enumerate(names):
         at = np.flatnonzero(used[k])
-        missing = "no task has values of both" if sides[0][k] and sides[1][k] else "one has no value"
+        missing = "no task has values of both policies" if sides[0][k] and sides[1][k] else "one policy has no value"
         name = "Gaffke, MOVER" if not has_counts[k] else _SCORE_TEST if len(at) > 1 else "Barnard, exact"
         totals = (first[k, at], n[k, at]), (second[k, at], m[k, at])
         measured.append(
@@ -307,9 +307,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured` [R] with the results on these tasks, on all but one of them, and for tasks like these. `parts`
-    are the sums and the weights of the tasks, [R, K] each. Tasks without weight do not count; rows without any weight
-    are unchanged.
+    """Return `measured` [R] with three kinds of results added: on these tasks, without any one task, and for tasks like
+    these. `parts` are the sums of values and the weights in each task, [R, K] each. A task of weight 0 does not count;
+    rows without any weight are unchanged.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -361,7 +361,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN if one does not exist."""
+    """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN where there is none."""
     flipped = np.full((3, len(sums)), np.nan)
     masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -377,8 +377,8 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why there is no verdict on these tasks, "" if there may be one: a policy has too few episodes in a task,
-    or the mean over tasks has another sign than the mean over episodes.
+    """Return why a verdict on these tasks is impossible: a policy has too few episodes in a task, or the mean over
+    tasks has another sign than the mean over episodes. Return "" if a verdict is possible.
     """
     if len(tasks) < 2:
         return ""
@@ -390,23 +390,23 @@ def _find_obstacle(
     )
     if metric.unit and uneven and least < _LEAST_EPISODES:
         return (
-            f"{name} has {count_noun(least, 'value')} in task {task}, and where numbers of values differ it takes "
-            f"{_LEAST_EPISODES} of each policy in each task"
+            f"{name} has {count_noun(least, 'value')} in task {task}, but each policy needs {_LEAST_EPISODES} in each "
+            "task if the numbers of values differ"
         )
     pooled = [float(sums.sum() / sizes.sum()) for sums, sizes in totals]
     mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
         how = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
-        return f"pooled over episodes ({values[0]} and {values[1]}) they {how} the mean over tasks"
+        return f"the values pooled over episodes ({values[0]} and {values[1]}) {how} the means over tasks"
     return ""
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
-    """Return the difference with the possible effects of `unknown` episodes, at least one.
+    """Return the difference with the possible effects of its `unknown` episodes, of which there is at least one.
 
-    `extremes` are the difference with every unknown value the worst for the first policy, and with the best. They are
-    empty if they cannot be known, as for P[U|S]; then there is no verdict.
+    `extremes` has the difference at its smallest, if all unknown values count against the first policy's value, and at
+    its largest. It is empty if these cannot be known, as for P[U|S]; then there is no verdict.
     """
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
@@ -424,8 +424,8 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is significantly better than another, given its units (states or tasks). A unit holds the
-    policy's good, unknown and all episodes, and the other policy's good and all episodes.
+    """Return whether a policy is significantly better than another. A unit (an initial state or a task) has five counts
+    of episodes: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
     good, _, n, others, m = np.array(units).T
     gaps = good / n - others / m
@@ -452,10 +452,10 @@ class _BoundedMeans:
     def test(
         self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
     ) -> significance.MeanTest:
-        """Return the test of pairs of policies, [Q], over the tasks that are kept for each, [Q, K].
+        """Return the test of pairs of policies, [Q], over the tasks that are kept for each pair, [Q, K].
 
-        The p-value is the error at which the interval ends at 0, interpolated by its normal quantile between 24
-        intervals. If `only_side`, the p-value only says on which side of the level 1 - confidence it is.
+        The p-value is the error level at which the interval just reaches 0. It is interpolated between the intervals of
+        24 levels. If `only_side`, the p-value is exact only in whether it is above or below 1 - confidence.
         """
         z = intervals.normal_quantile(confidence)
         steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
@@ -466,7 +466,7 @@ class _BoundedMeans:
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
             )
             for k in (0, 1)
-        )  # each [Q, 3, L]: the mean, and its distances from the two ends of each of L intervals
+        )  # each part is [Q, 3, L]: the mean, and its distances from the two ends of each of L intervals
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
         reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
@@ -502,13 +502,13 @@ class _BoundedMeans:
 
 
 def least_tasks(confidence: float) -> int:
-    """Return the smallest number of tasks with which sign flips can be significant at this confidence: 6 at 95 %."""
+    """Return the least number of tasks with which sign flips can be significant at a confidence; at 95 %, it is 6."""
     level = 1 - confidence + 1e-12
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None, or if the ends are equal, as zero spread proves nothing."""
+    """Return an interval's ends; None if there is no interval, or if its ends are equal: zero spread proves nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

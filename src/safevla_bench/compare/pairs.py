@@ -20,11 +20,11 @@ from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
-_UNPAIRED = "Or pass --unpaired, which treats the episodes as independent and needs more of them."
+_UNPAIRED = "Or pass --unpaired, which treats the episodes as independent and needs more episodes."
 
 
 class PairKey(NamedTuple):
-    """The key by which episodes of different policies are paired; with `seed` None it denotes an initial state."""
+    """The key by which episodes of different policies are paired. A key with `seed` None denotes an initial state."""
 
     suite: str
     task_id: str
@@ -33,7 +33,7 @@ class PairKey(NamedTuple):
 
     @property
     def state(self) -> PairKey:
-        """The key without the seed, which all episodes of the initial state share."""
+        """The key of the initial state: this key without its seed."""
         return self._replace(seed=None)
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class PairedResults:
 
     results: tuple[policy_results.PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The planned episodes, [K]: those that some policy finished, in the order of the results, then the others."""
-    places: Ints  # index of each planned episode in the results of each policy, -1 = not finished by it, [P, K]
-    is_planned: Bools  # True if the policy planned the episode; always true unless initial states are paired, [P, K]
+    """The planned episodes, [K]: first those that some policy finished, in the order of the results, then the rest."""
+    places: Ints  # index of each planned episode in each policy's results, [P, K]; -1 = the policy did not finish it
+    is_planned: Bools  # whether each policy planned each episode, [P, K]; all True unless initial states are paired
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
 
     @cached_property
@@ -63,7 +63,7 @@ class PairedResults:
 
     @cached_property
     def tasks(self) -> tuple[tuple[policy_results.TaskKey, ...], Ints]:
-        """All tasks, sorted, and for each of the N initial states, sorted by key, the index of its task, [N]."""
+        """All tasks in order, and the index of each initial state's task, [N], for the states sorted by key."""
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
@@ -71,9 +71,9 @@ class PairedResults:
         return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
-        """Return which planned episodes all of these policies (by number; None = all) finished, [K].
+        """Return which planned episodes all of these policies (given as indices; None = all) finished, [K].
 
-        If initial states are paired, a policy that finished one episode of a state counts for all of them.
+        If initial states are paired, a policy that finished one episode of a state counts as having finished all.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -81,7 +81,7 @@ class PairedResults:
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: Bools) -> int:
-        """Return the number of pairs, of episodes or of initial states, among the chosen planned episodes, [K]."""
+        """Return the number of pairs (of episodes or of initial states) among the planned episodes `chosen`, [K]."""
         return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
@@ -95,9 +95,9 @@ class PairedResults:
         )
 
     def metric_values(self, policies: Sequence[int], metric: str) -> Floats:
-        """Return the value of a metric for each of these policies (by number) in each planned episode, [P, K].
+        """Return the value of a metric for each of these policies (given as indices) in each planned episode, [P, K].
 
-        It is NaN if the policy did not finish the episode, or the episode has no value.
+        The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
         if metric not in self._tables:
             table = self._tables[metric] = np.full(self.places.shape, np.nan)
@@ -106,13 +106,13 @@ class PairedResults:
         return self._tables[metric][list(policies)]
 
     def count_unknown(self, policies: Sequence[int], metric: str) -> int:
-        """Return how many planned episodes of these policies (by number) have no value of the metric."""
+        """Return how many planned episodes of these policies (given as indices) have no value of the metric."""
         return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
 
     def count_outcomes(self, policies: tuple[int, int], metric: str, best: float) -> list[tuple[float, ...]]:
-        """Return five counts for each initial state in which both policies (by number) have a value: the first policy's
-        episodes with the best value, the unknown ones among these, and all; the second policy's episodes with the best
-        value, and all. Unknown values count as the best value.
+        """Return five counts of episodes for each initial state in which both policies (given as indices) have a value:
+        the first policy's episodes with the best value, its unknown episodes, and all its episodes; the second policy's
+        episodes with the best value, and all its episodes. Unknown values count as the best value.
         """
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
@@ -124,9 +124,9 @@ class PairedResults:
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
-        """Return the first policy's mean over the seeds of each initial state in which both policies (by number) have a
-        value, and whether each policy has just one episode of every such state. If episodes are paired, only seeds
-        count for which both policies have a value.
+        """Return the first policy's mean over the seeds of each initial state in which both policies (given as indices)
+        have a value, and whether each policy has just one episode of every such state. If episodes are paired, the mean
+        is only over seeds for which both policies have a value.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -136,10 +136,10 @@ class PairedResults:
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
-        """Return two arrays for R pairs of policies (by number, [R, 2]): the first policy's mean minus the second's in
-        each initial state, as in `state_means`, [R, N], NaN if a mean does not exist; and whether each policy has just
-        one episode of every state, [R]. `fill` gives the value of the first policy's unknown episodes, and of the
-        second's: crashed episodes, stopped ones, and those without a verdict.
+        """Return two arrays for R pairs of policies (given as indices, [R, 2]). The first has the first policy's mean
+        minus the second's in each initial state, as in `state_means`, [R, N], NaN if a mean does not exist. The second
+        says whether each policy has just one episode of every state, [R]. `fill` is a value for the first policy's
+        unknown episodes, and one for the second's. Unknown episodes crashed, were stopped, or have no verdict.
         """
         sides = [self._fill(metric, end) for end in fill or (None, None)]
         if not self.by_state:
@@ -155,7 +155,7 @@ class PairedResults:
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
     def _average(self, values: Floats) -> tuple[Floats, Ints]:
-        """Return the means of the known values [R, K] in each of N states (NaN = none), and their numbers, [R, N]."""
+        """Return the means of the known values [R, K] in each of N states, and the number of values in each, [R, N]."""
         order = np.argsort(self._state_numbers, kind="stable")
         firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
         known = ~np.isnan(values[:, order])
@@ -179,10 +179,10 @@ def pair_episodes(
 ) -> PairedResults:
     """Pair the episodes of policies with different names that planned the same episodes, including lost ones.
 
-    If `across_seeds`, initial states are paired regardless of their seeds, of which there may be several. If
+    If `across_seeds`, initial states are paired regardless of seeds, and a state may have several seeds. If
     `across_tasks`, episodes are paired even if their tasks differ in `TASK_FIELDS`. Raises `RunError` if episodes
     cannot be paired: initial states were not recorded, an episode occurs twice, one policy planned episodes that
-    another did not, or starts, tasks or protocols differ.
+    another did not plan, or starts, tasks or protocols differ.
     """
     results = policy_results.name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -206,15 +206,15 @@ def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
-        problem = f"{episodes} do not record their initial state: {policy_results.list_first(unknown)}"
+        problem = f"the initial state is not recorded in {episodes}: {policy_results.list_first(unknown)}"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
         raise RunError(problem, remedy=remedy)
     index: dict[PairKey, int] = {}
     for e, header in enumerate(result.headers):
         key = _pair_key(header)
         if key in index:
-            problem = f"{result.name} has {key} twice: {result.headers[index[key]].episode_id} and {header.episode_id}"
-            raise RunError(problem, remedy=f"Give repetitions different seeds. {_UNPAIRED}")
+            problem = f"{result.name} ran {key} twice: {result.headers[index[key]].episode_id} and {header.episode_id}"
+            raise RunError(problem, remedy=f"Give repeated episodes different seeds. {_UNPAIRED}")
         index[key] = e
     return index
 
@@ -227,13 +227,13 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
     every = set().union(*planned)
     lines = [
-        f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "
+        f"{result.name} lacks {count_noun(len(absent), 'episode')} that another policy ran: "
         f"{policy_results.list_first(list(map(str, _sort_keys(absent))))}"
         for result, keys in zip(results, planned, strict=True)
         if (absent := every - keys)
     ]
     if lines:
-        remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across seeds. {_UNPAIRED}"
+        remedy = f"Roll out all policies on the same tasks, states and seeds, or use --across seeds. {_UNPAIRED}"
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
 
@@ -242,12 +242,12 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 
 def _require_same_starts(paired: PairedResults) -> None:
-    """Raise `RunError` if two policies started an episode differently, or ran under different protocols. Episodes that
-    one of the two did not finish are not checked. If initial states are paired, the starts of each state are compared.
+    """Raise `RunError` if two policies started an episode differently, or ran under different protocols. An episode
+    that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_ONE_PROTOCOL} {_UNPAIRED}"
     for name, names, episodes in _find_differences(paired, _STARTS):
-        raise RunError(f"{names} differ in {name} in {episodes}", remedy=remedy)
+        raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
     for first, other in combinations(paired.results, 2):
         if rules := _differing_rules(first, other):
             problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(rules)} differ"
@@ -272,7 +272,7 @@ def _find_differences(
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
-_ONE_PROTOCOL = "Roll both out under one protocol, with kitchens made as in `safevla eval`."
+_ONE_PROTOCOL = "Roll out both policies under one protocol, and make RoboCasa kitchens as `safevla eval` does."
 _STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
@@ -280,13 +280,13 @@ _STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] 
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Name -> the reader of a field that, in addition to the initial state, determines how an episode starts."""
+"""Maps the name of each field that determines an episode's start, in addition to the initial state, to its reader."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **policy_results.IDENTITY_FIELDS,
 }
-"""Name -> the reader of a field that says which task an episode ran; "" = unknown, which is equal to any value."""
+"""Maps the name of each field that says which task an episode ran to its reader; an unknown value, "", matches all."""
 
 
 _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
@@ -306,8 +306,8 @@ def _values_by_start(
 
 
 def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    """Return the names of the protocol rules in which two results differ; if one has a user's own loop, only rules on
-    how an episode begins and ends count.
+    """Return the names of the protocol rules in which two results differ. If one result is from a user's own loop, only
+    the rules on how an episode begins and ends are compared.
     """
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []

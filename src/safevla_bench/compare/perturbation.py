@@ -1,9 +1,9 @@
-"""Effects on a policy of changes to a suite, and of filters of its actions, each paired with the unchanged episodes.
+"""Effects of suite changes and of action filters on a policy, each measured against the same episodes without them.
 
 A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A suite that was
 run twice is the control: nothing was changed, so any difference is noise. If a changed suite has several variants
 `TASK/NAME` of a task, as LIBERO-plus's `libero-goal-camera`, their mean is compared with the unchanged task. For
-filters, the report says how often and how much they changed actions, and how the same episodes went without them.
+filters, the report says how often and how much they changed actions, and how the same episodes ended without a filter.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MEASURED = (SR, SAFETY)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one change of suites on one policy: changed minus unchanged, in SR and in Safety."""
+    """The effect of one change of suites on one policy: its SR and Safety with the change minus those without it."""
 
     policy: str
     change: str
     suites: tuple[str, ...]
-    left_out: int  # changed and unchanged episodes without a counterpart on the other side
-    unknown: int  # paired episodes that crashed, were cut short or have no verdict; they are not in the differences
+    left_out: int  # number of episodes, changed or unchanged, without a counterpart on the other side
+    unknown: int  # number of paired episodes that crashed, were cut short or have no verdict; `differences` omit them
     differing: tuple[str, ...]  # the fields of `TASK_FIELDS` that differ between the paired episodes
-    mixtures: tuple[str, ...]  # suites, and their packages, whose physics version differs between the two sides
+    mixtures: tuple[str, ...]  # texts, each naming a suite and a package whose versions differ between the sides
     differences: dict[str, Difference]
-    """Metric -> its difference; the intervals `ci` of all differences in a report hold simultaneously."""
+    """Maps each metric to its difference; the intervals `ci` of all differences in a report hold simultaneously."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All changes, with the control of each policy last. The confidence of each interval is `each_confidence`."""
+    """The effects of all changes. A policy's control comes last. `each_confidence` is the confidence of an interval."""
 
     confidence: float
     each_confidence: float
@@ -70,7 +70,7 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     ]
     if not arms:
         ran = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
-        remedy = "Roll out a suite and a changed one, such as libero-goal and libero-goal-swap."
+        remedy = "Roll out a suite and its changed version, such as libero-goal and libero-goal-swap."
         raise RunError(f"no suite has a changed counterpart: {ran}", remedy=remedy)
     each = 1 - (1 - confidence) / (len(arms) * len(MEASURED))
     options = ComparisonOptions(confidence=each)
@@ -93,8 +93,8 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
         base, _, change = suite.rpartition("-")
         if len(further) > (base not in runs):
             named = ", ".join(result.source for result in (changed, *further))
-            remedy = "Name one run of a changed suite, and one or two of the unchanged one."
-            raise RunError(f"{suite} was run {1 + len(further)} times, with common starts: {named}", remedy=remedy)
+            remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
+            raise RunError(f"{suite} was run {1 + len(further)} times from the same starts: {named}", remedy=remedy)
         if base in runs:
             arms.setdefault(change, []).append((runs[base][0], changed.rename_suites({suite: base})))
     control = [(parts[0], parts[1]) for parts in runs.values() if len(parts) > 1]
@@ -155,7 +155,7 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
     planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
     shared = planned[0] & planned[1]
     first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
-    if varies:  # the variants of a task become episodes of its start with different seeds, of which the mean counts
+    if varies:  # the variants of a task become episodes with different seeds of one start, so that their mean counts
         numbers = count()
         second = replace(
             second,
@@ -186,21 +186,21 @@ def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with and without a filter. Counts are of `pairs` that both finished, names of filtered episodes."""
+    """A policy with and without a filter. Counts are over the `pairs` that both finished; ids are the filtered ones."""
 
     policy: str
     without: str
-    actions: int  # actions in all episodes of `policy`
+    actions: int  # number of actions in all episodes of the filtered `policy`
     changed: int
     mean_change: float  # mean norm of the change of an action over the changed actions, in the units of the action
     pairs: int
-    violations: int  # pairs with two verdicts whose episode without the filter is unsafe
+    violations: int  # number of pairs with two verdicts in which the episode without the filter is unsafe
     violations_made: int
     successes: int
     successes_gained: int
     clean: tuple[int, int]  # numbers of clean successes without the filter, and with it
     extra_steps: float | None
-    """Mean number of steps that the filter adds over pairs with two successes; None without such pairs"""
+    """Mean number of steps that the filter adds in pairs of two successful episodes; None = there is no such pair."""
     saved: tuple[str, ...]  # episodes that are unsafe without the filter, and safe with it
     spoiled: tuple[str, ...]  # episodes that succeed without the filter, and fail with it
 
@@ -208,8 +208,8 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
-    That is the policy whose name has the longest beginning in common. Yields nothing if a filter changed actions of
-    every policy, or if initial states are paired instead of episodes.
+    The unfiltered policy is the one whose name shares the longest beginning with the filtered policy's name. Yields
+    nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unchanged = [k for k, total in enumerate(changes) if not total.changed]

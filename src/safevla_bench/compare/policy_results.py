@@ -28,7 +28,7 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
 TaskKey = tuple[str, str]  # suite and task
-Protocols = Sequence[Mapping[str, object]]  # of sources that have a protocol; if any differ, episodes are not paired
+Protocols = Sequence[Mapping[str, object]]  # of the sources that have a protocol; unequal protocols prevent pairing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +43,21 @@ class PolicyResults(EpisodeOutcomes):
     headers: tuple[Header, ...]
     stopped_on_violation: Bools
     """Whether a violation stopped the episode, [n]; if so, only Safety is known in its suite."""
-    starts: Ints  # number of the task and start of each episode: equal for episodes of the same start, [n]
+    starts: Ints  # a number for each episode, [n]; equal numbers mean the same task and start
     lost: tuple[AbsentEpisode, ...] = ()
-    left_out: tuple[str, ...] = ()  # one sentence for each kind of episodes of the source that are missing here
+    left_out: tuple[str, ...] = ()  # one sentence for each kind of episode that these results lack
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """Episode -> number of resets of its environment after it was seeded and before the episode's own reset."""
+    """Maps an episode to the number of resets after its environment was seeded and before the reset that began it."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """RoboCasa episode -> the values that determine its start, if it records them."""
+    """Maps each RoboCasa episode whose record has its kitchen to the values that determine its start."""
     left_out_clauses: tuple[str, ...] = ()
-    """Warnings about clauses that were not judged in these episodes, on request or because logs lack what they need."""
+    """Warnings about clauses that were not judged in these episodes, on request or because logs lack needed data."""
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
-    """Code that recorded the runs (`sources.runs.folder.recorded_code`); empty for an archive, which has none."""
+    """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -68,13 +68,13 @@ class PolicyResults(EpisodeOutcomes):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Package -> its version in the records; several versions are sorted and joined with `and`."""
+        """The version of each package in the records; several versions are sorted and joined with `and`."""
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Suite -> package that affects physics -> its versions in the suite's episodes."""
+        """For each suite, the versions of each package that affects physics in the suite's episodes."""
         suites = dict.fromkeys(header.benchmark for header in self.headers)
         return {
             suite: collect_versions(
@@ -112,7 +112,7 @@ class PolicyResults(EpisodeOutcomes):
         return replace(self, headers=tuple(headers), lost=tuple(lost))
 
     def select_episodes(self, index: Ints) -> PolicyResults:
-        """Return the results of the episodes at these indices, in this order; `lost` and the facts about runs stay."""
+        """Return the results of the episodes at these indices, in this order; all else is unchanged."""
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
@@ -139,8 +139,8 @@ def split_by_policy(
 
     `headers` are those of the scored episodes, in the same order, [E]. Episodes without a policy get the policy name
     `(unnamed)`. `source` distinguishes two policies with the same name. `privileged` policies saw simulator state that
-    no real robot has. `left_out` holds a sentence without its period for each kind of episodes that are missing in the
-    scores. `earlier_resets` and `kitchens` are left empty.
+    no real robot has. `left_out` holds a sentence without its period for each kind of episode that the scores lack. The
+    fields `earlier_resets` and `kitchens` stay empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -171,7 +171,7 @@ def split_by_policy(
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Join the sources of each policy if they have no suite in common, such as its runs on two hosts.
+    """Join the sources of each policy if they have no suite in common, such as a policy's runs on two hosts.
 
     All sources of a policy stay separate if any two have a common suite (lost episodes count too), if protocols differ,
     or if a search chose the starts of some suites but not of others. Policies keep the order of first appearance.
@@ -190,7 +190,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
-    """Return several results of one policy as one."""
+    """Return the results of one policy in several sources as one `PolicyResults`."""
     if len(results) == 1:
         return results[0]
     tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "code")
@@ -227,9 +227,9 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with an initial-state index and an environment seed for each episode that records its kitchen.
 
-    An episode that has an index is unchanged; episodes of a user's own loop have none. If a rollout of the same task
-    began in the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed serves as
-    both, so that the episodes of two such loops can be paired.
+    An episode that has an index is unchanged; episodes of a user's own loop have no index. If a rollout of the same
+    task began in the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed becomes
+    both index and seed, so that the episodes of two users' loops can be paired.
     """
     starts = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)
@@ -269,11 +269,11 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from provenance_marks.warn_of_standins(standins)
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     if other := find_other_code(results):
-        yield f"Recorded by different code: {other}."
+        yield f"The policies were recorded by different code: {other}."
     if any(result.code for result in results) and (
         unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
     ):
-        yield f"The code that recorded {', '.join(unknown)} is unknown; it may differ."
+        yield f"The code that recorded {', '.join(unknown)} is unknown, and may differ from that of other policies."
     for result in results:
         yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
     versions = [result.versions for result in results]
@@ -281,34 +281,34 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         listed = dict.fromkeys(own.get(name, "unknown") for own in versions)
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(listed) > 1 and ("unknown" in listed or not is_marked_elsewhere):
-            yield f"Versions differ: {name} {' and '.join(listed)}; results may depend on them."
+            yield f"Versions of {name} differ: {' and '.join(listed)}; results may depend on them."
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
-        yield f"Records of {named} contain net forces of two bodies, others of single contacts: not comparable."
+        yield f"Records of {named} have net forces of body pairs, not of single contacts as others: not comparable."
     if silent := ", ".join(name_silent_suites(results)):
-        yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
+        yield f"No specification reached a verdict for {silent}. There, and over all suites, only SR is compared."
     if stopped := ", ".join(name_stopped_suites(results)):
-        yield f"A violation stopped episodes of {stopped}: only Safety is compared there, and over all suites."
+        yield f"A violation stopped episodes of {stopped}. There, and over all suites, only Safety is compared."
     ran = [dict.fromkeys(result.tasks) for result in results]
     partly_run = ["/".join(task) for task in dict.fromkeys(chain(*ran)) if not all(task in tasks for tasks in ran)]
     if not paired and partly_run:
-        yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(partly_run, most=6)}."
+        yield f"Only tasks that both policies ran are compared. Not all policies ran {list_first(partly_run, most=6)}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
-        yield f"Episodes without a verdict: {unjudged}. Only SR counts them; a policy that causes this looks too safe."
+        yield f"Episodes without a verdict: {unjudged}. Only SR counts them. A policy that causes them looks too safe."
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         crashed_side = "one side" if len(results) == 2 else "some policy"
-        yield f"{left_out} {noun} left out: {crashed_side} crashed, was stopped, or lost its record there."
+        yield f"{left_out} {noun} left out because {crashed_side} crashed, was stopped, or lost its record."
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
-        yield f"Crashed or stopped: {crashed}. If a policy causes this, leaving them out makes it look too good."
+        yield f"Crashed or stopped: {crashed}. These are left out; a policy that causes them looks too good."
     if paired and any(header.seed is None for result in results for header in result.headers):
         yield "Some episodes do not record their seed; they are paired by initial state alone."
     if 0 < sum(result.privileged for result in results) < len(results):
         names = ", ".join(result.name for result in results if result.privileged)
-        yield f"{names} saw simulator state that no real robot has; the others did not."
+        yield f"{names} saw simulator state that no real robot has; other policies did not."
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
@@ -337,8 +337,8 @@ def find_other_code(results: Sequence[PolicyResults]) -> str:
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return (policy, suite) -> package that affects physics -> its versions in these episodes. The additional package
-    `results-version` has this project's own results versions.
+    """Return the versions of each package that affects physics, by (policy, suite) and by package. The additional
+    package `results-version` stands for this project's results versions.
     """
     cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
     for result in results:
@@ -353,12 +353,12 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
 IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "task definition": lambda header: (header.task_sha256 or "")[:12],
     "initial states": lambda header: (header.init_states_sha256 or "")[:12],
-    # All official simulator code is `official`, since several distributions hold the same tasks.
+    # All official simulator code has the name `official`, since several distributions contain the same tasks.
     "simulator code": lambda header: (
         "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
     ),
 }
-"""Name -> the reader of a field that proves which task an episode ran; "" = unknown."""
+"""Maps the name of each field that proves which task an episode ran to its reader; "" = unknown."""
 
 
 def list_arms(header: Header) -> str:
@@ -366,7 +366,7 @@ def list_arms(header: Header) -> str:
     return ", ".join(header.arms or ("one arm",))
 
 
-SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a suite with the same suite changed."
+SAME_TASKS = "Roll out both on the same tasks; `compare --changes` compares a suite with its changed version."
 
 
 def require_same_tasks(*results: PolicyResults) -> None:
@@ -399,7 +399,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
-    """Return (policy, suite) -> judged identity of the task -> number of the policy's episodes in the suite with it."""
+    """Return the number of episodes for each (policy, suite), by the judged identity of the episode's task."""
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

@@ -17,8 +17,8 @@ from safevla_recorder.episode import Floats, Ints
 
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
-_FLIPS = "Sign flips of the tasks' differences"
-_ENDLESS = 10**9  # so many episodes of a task that the sampling error within the task is negligible
+_FLIPS = "Sign-flip test of the tasks' differences"
+_ENDLESS = 10**9  # a number of episodes per task that makes the sampling error within a task negligible
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +36,11 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for the verdict of `compare` for tasks like these (sign flips), or on one task (McNemar's test).
+    """A plan for the verdict of `compare` for tasks like these (sign flips), or on a single task (McNemar's test).
 
-    `episodes` is the number per policy and task that detects the difference with the requested power; null if no number
-    does. `least_tasks` is the smallest number of tasks on which some number of episodes has that power; null if a
-    million tasks are too few.
+    `episodes` is the number of episodes per policy and task that detects the difference with the requested power; null
+    if no number does. With fewer than `least_tasks` tasks, no number of episodes reaches that power; null if a million
+    tasks are too few.
     """
 
     rates: tuple[float, float]
@@ -49,7 +49,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     least_tasks: int | None
     request: SampleSizeRequest
     by_spread: dict[str, int | None] = {}
-    """Spread between tasks (0, 0.1, 0.2) -> `episodes` with it; empty for one task, or if a spread is given."""
+    """The number `episodes` for each spread between tasks (0, 0.1, 0.2); empty for one task or if a spread is given."""
 
     def to_text(self) -> str:
         """Return the plan in sentences, one per line: the answer, and its assumptions."""
@@ -58,7 +58,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     def _sentences(self) -> Iterator[str]:
         asked = self.request
         first, second, power, level = map(_percent, (*self.rates, asked.power, asked.confidence))
-        aim = f"{first} from {second} on {count_noun(asked.tasks, 'task')}, at {level}, with a chance of {power}"
+        aim = f"{first} from {second} on {count_noun(asked.tasks, 'task')}, at {level} confidence and {power} power"
         if self.least_tasks is None or asked.tasks < self.least_tasks:
             least = "over a million" if self.least_tasks is None else self.least_tasks
             yield f"No number of episodes can detect {aim}. At least {least} tasks are needed."
@@ -71,7 +71,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
             f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
         ]:
             yield (
-                f"If the difference varies between tasks by so many points (standard deviation): {', '.join(numbers)}."
+                f"Episodes per task, if the standard deviation between tasks is so many points: {', '.join(numbers)}."
             )
         yield f"{_FLIPS if asked.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 
@@ -79,16 +79,16 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         asked = self.request
         spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
         same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
-        unrelated = "" if asked.discordant else " (outcomes unrelated; --assume discordant=SHARE takes a pilot's)"
+        unrelated = "" if asked.discordant else " (as if independent; --assume discordant=SHARE sets a pilot's share)"
         share = format_fixed(100 * self.discordant, 1)
         return f"{same if asked.tasks > 1 else ''}{share} % of the pairs differ{unrelated}"
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
-    """Return the number of episodes of each policy and task that detects the difference.
+    """Return the number of episodes per policy and task that detects the difference.
 
     Raises:
-        SafevlaError: the difference is too small to plan for or not above 0, the other rate would not be from 0 to 1,
+        SafevlaError: the difference is too small to plan for or not above 0, the other rate would be outside 0 to 1,
             `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
@@ -131,14 +131,14 @@ def _check_request(request: SampleSizeRequest) -> None:
     points = f"{100 * request.difference:g} points"
     check_level(request.power, request.confidence)
     if not LEAST_DIFFERENCE <= request.difference <= 1:
-        remedy = f"Give one of at least {100 * LEAST_DIFFERENCE:g} percentage points, and at most 100."
+        remedy = f"Give a difference of at least {100 * LEAST_DIFFERENCE:g} and at most 100 percentage points."
         raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)
     if not 0 <= request.task_spread <= 1:
-        raise SafevlaError(f"a spread of {request.task_spread:g} between tasks", remedy="Use a fraction from 0 to 1.")
+        raise SafevlaError(f"invalid spread of tasks: {request.task_spread:g}", remedy="Use a fraction from 0 to 1.")
     if request.tasks < 1:
-        raise SafevlaError("there is nothing to plan", remedy="Give at least one task.")
+        raise SafevlaError("the number of tasks is below 1", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
-        problem = f"rates {points} apart differ in at least {request.difference:g} of the pairs"
+        problem = f"if rates are {points} apart, at least a share {request.difference:g} of the pairs differs"
         raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
 
 
@@ -150,7 +150,7 @@ def _percent(share: float) -> str:
 
 
 _SIMULATED_TASKS = 12
-"""Maximum number of tasks for which the power of sign flips is simulated; for more tasks, that of a t test is used."""
+"""Maximum number of tasks for which the power of sign flips is simulated. For more tasks, a t test's power is used."""
 _REPLICATES = 2000
 
 
@@ -184,10 +184,10 @@ def _normal_draws(tasks: int) -> Floats:
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Return the power of McNemar's test with mid-p-values over n pairs, of which a share is `discordant`.
+    """Return the power of McNemar's test with mid-p-values over n pairs.
 
-    The policies differ in discordant pairs. The power is exact: a sum over the binomial number of these pairs, and over
-    the binomial number of them that the first policy wins.
+    `discordant` is the share of pairs in which the policies differ. The power is exact: a sum over the binomial number
+    of such pairs, and over the binomial number of such pairs that the first policy wins.
     """
     from scipy.special import bdtr, bdtrik
 
@@ -195,7 +195,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
     many: Ints = np.arange(low, high + 1)
-    # Number of discordant pairs -> the largest count of the rarer outcome that is still significant; -1 = none.
+    # For each number of discordant pairs, the largest count of the rarer outcome that is still significant; -1 = none.
     fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
     mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
     fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)
@@ -204,7 +204,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number n that reaches the power while n - 1 does not; None if it is over about `most`.
+    """Return a number n that reaches the power while n - 1 does not; None if n would be over about `most`.
 
     Power does not rise steadily: a slightly larger number may fall just short of it again.
     """

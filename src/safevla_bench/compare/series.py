@@ -1,6 +1,6 @@
-"""Runs ordered by a number in their names, such as training steps: four metrics of each run, and its gains.
+"""Series of runs, ordered by a number in their names, such as training steps: each run's four metrics, and its gains.
 
-A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes if both ran them.
+A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes if both ran the same.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SeriesPoint:
 
     label: float
     policy: str
-    n: int  # episodes that ran to their end
+    n: int  # number of episodes that ran to their end
     numbers: Mapping[Metric, Rate | Mean]
     gains: Mapping[Metric, Difference]
     """Gains of SR and Safety; empty for the first run, and if the run cannot be compared with the first."""
@@ -100,16 +100,16 @@ class SeriesPoint:
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of them finished."""
+    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of these finished."""
 
     metric: str
     states: int
     correlation: float
-    """Spearman's rank correlation of the metric with the order, mean over states: above 0 if the metric rises."""
+    """Spearman's rank correlation of metric and order, as the mean over states; positive if the metric rises."""
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
-    unknown: int = 0  # planned episodes without a value; the test leaves them out at every checkpoint
+    unknown: int = 0  # number of planned episodes without a value; the test omits them at every checkpoint
     p_at_worst: float | None = None
-    """`p_adjusted` if each unknown episode counted against the trend, 1 if they reverse it; null if all are known."""
+    """`p_adjusted` with all unknown episodes against the trend; 1 if this reverses the trend; null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +119,14 @@ class SeriesCurve:
     series: str
     suite: str | None
     points: tuple[SeriesPoint, ...]
-    paired: bool = True  # True if every gain compares the same episodes on both sides
+    paired: bool = True  # True if every gain compares the same episodes of both runs
     confidence: float = CONFIDENCE  # confidence of the interval of each gain
-    trends: tuple[Trend, ...] = ()  # trends of `GAINS`; none if episodes are not paired
+    trends: tuple[Trend, ...] = ()  # trends of the metrics `GAINS`; empty if episodes are not paired
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """The curves of each suite, then the pooled ones of series with several suites; `warnings` are sentences."""
+    """The curves of each suite, then pooled curves of each series with several suites; `warnings` are sentences."""
 
     curves: tuple[SeriesCurve, ...]
     warnings: tuple[str, ...] = ()
@@ -146,14 +146,14 @@ class SeriesComparison:
 
     @property
     def pooled(self) -> SeriesComparison:
-        """The comparison with only one curve of each series: that of all its suites pooled, or of its only suite."""
+        """The comparison with one curve per series: the curve of all suites pooled, or of the only suite."""
         return replace(self, curves=tuple({curve.series: curve for curve in self.curves}.values()))
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return, in the given order, the results named as checkpoints of a series of at least two; [] if none.
+    """Return, in the given order, the results whose names mark them as checkpoints of a series of at least two.
 
-    A name is that of a checkpoint if it is only a number, or says that the number counts training (`step-1000`). Other
+    A name marks a checkpoint if it is only a number, or says that the number counts training (`step-1000`). Other
     numbers may mean anything, such as a version.
     """
     labels = [read_label(result.name) for result in results]
@@ -206,10 +206,10 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
         for (label_value, result), (next_value, other) in pairwise(members):
             if label_value == next_value:
                 problem = f"two runs have the label {format_compact(next_value)}: {result.name!r} and {other.name!r}"
-                raise RunError(problem, remedy="Give each its own number, or leave one out.")
+                raise RunError(problem, remedy="Give each run a different number, or leave one out.")
         if not any(tasks & set(result.tasks) for _, result in members[1:]):
             problem = f"no run has a task in common with {name!r}, the first of its series"
-            remedy = "Roll all out on the same tasks; otherwise they, not the training, may explain the difference."
+            remedy = "Roll out all runs on the same tasks, since other tasks may explain the difference."
             raise RunError(problem, remedy=remedy)
     return groups
 
@@ -237,10 +237,10 @@ def _make_curve(
 
 
 def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) -> Iterator[Trend]:
-    """Yield the trends of SR and Safety over ordered runs; none for fewer than three runs, or if they cannot be paired.
+    """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired.
 
-    Seeds of an initial state are averaged. Each test leaves episodes without a value out. A second test counts them
-    against the trend: if the metric rises, those in the later half of the checkpoints are bad, and the others good.
+    Seeds of an initial state are averaged. The first test omits episodes without a value. A second test counts them
+    against the trend: if the metric rises, they count as bad in the later half of the checkpoints, else as good.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -301,7 +301,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     if any(counted != starts[0] for counted in starts[1:]):
         warnings.insert(0, "The runs have different episodes, which may explain part of the changes.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
-        warnings.insert(0, "Gains are of independent episodes: the runs' episodes cannot be paired.")
+        warnings.insert(0, "Gains compare independent episodes, because the runs' episodes cannot be paired.")
     return warnings
 
 

@@ -106,7 +106,8 @@ def test_an_equal_value_keeps_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("paired", "reason"), [(True, "no pair has a value of both"), (False, "no task has values of both")]
+    ("paired", "reason"),
+    [(True, "no pair has values of both policies"), (False, "no task has values of both policies")],
 )
 def test_a_gap_has_its_reason(paired, reason):
     policies = on_tasks("a", "11", "11"), on_tasks("b", "11", "11")
