@@ -162,9 +162,9 @@ def test_a_binary_rule_may_have_its_threshold_in_a_condition(
         ("G(eef_speed + target_height < threshold)", "m/s", r"adds m/s with m"),
         ("G(eef_speed < 0.4 N)", "m/s", r"compares m/s with N"),
         ("G(eef_speed < distance(eef, plate) -> eef_speed < threshold)", "m/s", "compares m/s with m"),
-        ("G(eef_speed < threshold)", "m", "field unit: mine: its unit is 'm', but its margin is in 'm/s'"),
-        ("G(eef_speed / (0.5 m/s) < threshold)", "m/s", "its unit is 'm/s', but its margin is in '1'"),
-        ("G(eef_speed / threshold < 1)", "m/s", "its margin is in '1'"),
+        ("G(eef_speed < threshold)", "m", "field unit: mine: the unit is 'm', but the formula's margin is in 'm/s'"),
+        ("G(eef_speed / (0.5 m/s) < threshold)", "m/s", "the unit is 'm/s', but the formula's margin is in '1'"),
+        ("G(eef_speed / threshold < 1)", "m/s", "margin is in '1'"),
         (f"G({NEAR} -> eef_speed < 0.4) and G(eef_speed < 2 -> distance(eef, plate) > threshold)", "m", r"\[m/s\] and"),
         ("G(eef_speed < threshold -> eef_speed < 0.4)", "m/s", "`threshold` is in a condition"),
         ("G(distance(eef, plate) < threshold -> eef_speed < 0.4)", "m/s", "`threshold` is in a condition|compares m"),
@@ -224,7 +224,8 @@ def test_what_is_judged_in_the_first_record_alone_is_named(caplog: Any, stl: str
     warn_once.cache_clear()
     rules(stl)
     said = [
-        f"warning: mine: `{once}` is only judged in the first record; put it inside G[0,T](...) to judge every record"
+        f"warning: mine: `{once}` is only judged in the first record; "
+        "put this part inside G[0,T](...) to judge every record"
     ]
     assert caplog.messages == ([] if once is None else said)
 

@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags as `[tags.<class>]`, and signals as
-`[signals.<name>]`: each is a name for a form of `signals.space` with its arguments. A file with `based_on` starts from
-a built-in library, and each `[[replace]]` in it names a specification and the keys that change.
+A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags in `[tags.<class>]`, and signals in
+`[signals.<name>]`. Such a signal is a form of `signals.space` with given arguments. A file with `based_on` starts from
+a built-in library. Each `[[replace]]` in the file names a specification of that library and the keys to change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_MORE)},
 }
-"""Library name -> its files, in library order. The libraries are the three readings of the paper, the reading by net
-forces, limits calibrated on a host, and diagnostics: the force on a wrist sensor, events, impulses, a person, rules of
-handling, and the coordination of several arms."""
+"""Maps each library's name to its files, in library order. There are three readings of the paper, a reading by net
+forces, limits calibrated on a host, and diagnostics of the force on a wrist sensor, events, impulses, a person's
+safety, rules of handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, *_READINGS)
@@ -45,7 +45,7 @@ _log = get_logger(__name__)
 
 
 class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `[[specs]]`, as in the file."""
+    """One row of `[[specs]]`, with the keys that a TOML file uses."""
 
     spec_id: str
     canonical_family: str
@@ -63,7 +63,7 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
     legacy_ids: tuple[str, ...] = ()
     alternates: tuple[dict[str, object], ...] = ()
     plain_conditions: bool = False
-    """True if the robustness of `a -> b` is max(-a, b), as in the paper; only built-in libraries may set it."""
+    """True if the robustness of `a -> b` is max(-a, b), as in the paper; only built-in libraries may set this key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,15 @@ class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(ThresholdRow, frozen=True, kw_only=True):
-    """`[[limits]]`: another threshold for an existing specification; by default `severe` changes in proportion. If
-    `suites` are given, it only applies in them, and the specification's previous threshold in all others.
+    """A row of `[[limits]]`: a new threshold for an existing specification; by default `severe` changes in proportion.
+    If `suites` are given, the new threshold applies only in these suites, and the previous threshold in all others.
     """
 
     suites: tuple[str, ...] = ()
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """Another threshold of the specification above it in the file. Omitted keys have that specification's values."""
+    """An alternate threshold for the specification above this row in the file. Omitted keys take that one's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -106,8 +106,8 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
-    """The content of library files: drafts in order, the tags that they declare, and the library that they start from
-    (None = none). `limits` are other thresholds for specifications of this content, or of a library that it extends.
+    """The content of library files: specifications in order, declared tags, and the library on which the files are
+    based (None = none). `limits` are new thresholds for these specifications, or for those of a library to extend.
     """
 
     drafts: tuple[SpecDraft, ...]
@@ -130,7 +130,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return signal -> its expression; the protective distance is S_p = S_h + S_r + S_s + C + Z_d + Z_r [m]."""
+        """Return expressions by signal name; the protective distance is S_p = S_h + S_r + S_s + C + Z_d + Z_r [m]."""
         place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -197,8 +197,8 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of one file: TOML if its name in errors, `file`, ends in .toml, else the paper's JSON rows.
-    Raises `SpecError` if the file cannot be read or a row is invalid.
+    """Return the content of one file, which errors call `file`. If `file` ends in .toml, the format is TOML; otherwise,
+    it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
@@ -233,11 +233,11 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
     based_on = tables.based_on
     if based_on is None:
         if tables.replace:
-            raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
+            raise origin.make_error("[[replace]] needs based_on", field="replace", remedy='add based_on = "default"')
         return rows
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
-        raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
+        raise origin.make_error(f"there is no built-in library {based_on!r}", field="based_on", remedy=remedy)
     base: list[Row] = []
     for file in BUILT_IN[based_on]:
         place = RowOrigin(SpecError, f"library/{file}")
@@ -258,7 +258,7 @@ def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[S
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
     place = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
-        remedy = "choose another name, of letters, digits and _"
+        remedy = "choose another name that consists of letters, digits and _"
         raise place.make_error(
             f"{name!r} is already a signal, a unit or a keyword of formulas", field="signals", remedy=remedy
         )
@@ -292,7 +292,7 @@ def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowO
     except FormulaError as error:
         raise place.make_error(error.problem, field="person", remedy=error.remedy) from None
     if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
-        problem = "places a person, but no specification here uses one"
+        problem = "the table places a person, but no specification here uses a person"
         raise place.make_error(problem, field="person", remedy='add based_on = "person"')
     return [(_expand(row, calls), at) for row, at in rows]
 
@@ -303,7 +303,7 @@ def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[st
 
 
 def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
-    """Return tags as the `[tags.<class>]` tables of a file: class -> name -> meaning."""
+    """Return the meaning of each tag by class and name, as in the `[tags.<class>]` tables of a file."""
     tables: dict[str, dict[str, str]] = {}
     for tag in tags:
         tables.setdefault(tag.kind, {})[tag.name] = tag.meaning
@@ -337,7 +337,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 
 def canonical_unit(unit: str) -> str:
-    """Return a unit in the spelling that signals use; unknown units, and those with a factor such as mm, stay."""
+    """Return a unit as signals spell it. Unknown units, and units with a factor such as mm, are unchanged."""
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -351,7 +351,7 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
     paper = convert_row(row, PaperSpecRow, origin)
     if (paper.signal is None) != (paper.operator is None):
         raise origin.make_error(
-            "has only one of signal and operator", field="operator", remedy="write both, or neither"
+            "the row has only one of signal and operator", field="operator", remedy="write both keys, or neither"
         )
     return paper, origin
 
@@ -382,14 +382,14 @@ def _current_id(spec_id: str) -> str:
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
     if current != spec_id:
-        _log.warning("%s is an older id: read as %s", spec_id, current)
+        _log.warning("%s is an older id, which is read as %s", spec_id, current)
     return current
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
-        remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
+        remedy = f'add "axis" (scene_interaction, object_handling or execution) or use a family: {", ".join(axes)}'
         raise origin.make_error(f"the axis of family {family!r} is not known", field="axis", remedy=remedy)
     return axes[family]
 
@@ -406,13 +406,13 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own := sorted(used - built_in_tags().keys()):
         problem = f"the tag {own[0]!r} is not built in, and rows of the paper cannot define tags"
-        raise SpecError(problem, remedy="Keep the TOML file, which defines them.")
+        raise SpecError(problem, remedy="Use the TOML file, which defines the tag.")
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
         problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot express"
-        raise SpecError(problem, remedy=f"Name the library: --library {library.name}.")
+        raise SpecError(problem, remedy=f"Use the library by its name: --library {library.name}.")
     if confined := [spec.spec_id for spec in library if is_confined(spec)]:
-        problem = f"{confined[0]} has another limit in some suites, which rows of the paper cannot express"
-        raise SpecError(problem, remedy="Keep the TOML file with the [[limits]].")
+        problem = f"{confined[0]} has different limits by suite, which rows of the paper cannot express"
+        raise SpecError(problem, remedy="Use the TOML file with the [[limits]].")
     return [_paper_spec_row(spec) for spec in library]
 
 
@@ -441,8 +441,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return the signal and operator of the only comparison with `threshold`, if it has a signal on the left; else
-    None. Also returns None if the formula changes when the number is substituted and the placeholder restored.
+    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None unless
+    there is exactly one, or if substituting the number and restoring the placeholder changes the formula.
     """
     predicates = {
         (node.left.name, node.operator)
@@ -459,7 +459,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
-    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator."""
+    """Return the formula with `threshold` in place of the number, in comparisons of the stated signal and operator."""
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

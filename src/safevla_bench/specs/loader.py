@@ -1,6 +1,6 @@
-"""The loader of libraries, by name or from a file; changes of thresholds; trials of specifications on traces.
+"""Loads libraries by name or from a file, changes thresholds, and tries specifications on simple traces.
 
-A contradiction in a library is an error that names the file, the row, the key and a remedy.
+A contradiction in a library raises an error that names the file, the row, the key and a remedy.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ BINARY_THRESHOLD = 0.5
 def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Load a built-in library by its name, such as `default` or `paper-text`, or a library from a file.
 
-    A library from a file has the file's name without the suffix; if this is the name of a built-in library that judges
-    differently, it is called `file NAME.SUFFIX`. Files are TOML, or rows of the paper's JSON schema: one object or a
+    A library from a file has the file's name without the suffix; if a built-in library of the same name judges
+    differently, the name is `file NAME.SUFFIX`. Files are TOML, or rows of the paper's JSON schema: one object or a
     list of objects, or one object per line of a .jsonl file.
 
     Raises `SpecError`, which names the file, specification and key, if the library does not exist or contradicts
@@ -51,8 +51,8 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
-        problem = "has only [[limits]], and no specification"
-        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --rules")
+        problem = "the file has only [[limits]], and no specification"
+        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass this file with --rules")
     read = _assemble_library(path.stem, source, file_formats.built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
     is_other = namesake in file_formats.BUILT_IN and (
@@ -67,12 +67,12 @@ def has_only_limits(path: Path) -> bool:
 
 
 def is_built_in(library: str | Path | RuleFile) -> bool:
-    """Return whether this is the name of a built-in library; anything else is a file."""
+    """Return whether `library` is the name of a built-in library; otherwise it is a file."""
     return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file added, and with the limits in the file's `[[limits]]`.
+    """Return `base` with the specifications of a file added, and changed by the limits in the file's `[[limits]]`.
 
     A specification that `base` already has and judges in the same way is not added again. The name becomes `BASE+FILE`;
     if nothing is new, `base` itself is returned.
@@ -82,7 +82,9 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
-        raise origin.make_error("is a complete library", field="based_on", remedy="pass it with --library")
+        raise origin.make_error(
+            "the file is a complete library", field="based_on", remedy="pass this file with --library"
+        )
     base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
     known = {spec.spec_id: scoring_content(spec) for spec in base}
@@ -113,7 +115,7 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
-            "has no specification", field="specs", remedy="add [[specs]] tables"
+            "the file has no specification", field="specs", remedy="add [[specs]] tables"
         )
     return source
 
@@ -127,7 +129,7 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
         spec_id = entry.row.spec_id
         for claimed in (spec_id, *entry.row.legacy_ids):
             if claimed in taken:
-                problem = f"id {claimed!r} is repeated"
+                problem = f"the id {claimed!r} is repeated"
                 raise entry.origin.make_error(problem, field="spec_id", remedy="choose another id")
             taken.add(claimed)
         specs.append(_make_spec(entry, tags))
@@ -151,7 +153,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
     own = before[spec_id]
     changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
     if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:
-        problem = f"{spec_id} already has this limit, or another one for the same suite"
+        problem = f"{spec_id} already has this limit, or another limit for the same suite"
         raise SpecError(problem, remedy="write each limit once, with all its suites")
     pair = (
         replace(own, except_suites=(*own.except_suites, *suites)),
@@ -164,7 +166,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
-        raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
+        raise origin.make_error("an id has only letters, digits and _ . - @", field="spec_id", remedy="rename it")
     for key in ("requires_all", "invalid_if_any"):
         for tag in getattr(row, key):
             if tag not in tags:
@@ -173,7 +175,7 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     formula = _parse_formula(entry)
     for once in syntax.judged_once(formula):
         problem = f"{row.spec_id}: `{syntax.format_formula(once)}` is only judged in the first record"
-        warn_once(f"{problem}; put it inside G[0,T](...) to judge every record")
+        warn_once(f"{problem}; put this part inside G[0,T](...) to judge every record")
     parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
     _check_severity(row, formula, origin)
     checked: dict[str, Any] = {
@@ -189,7 +191,7 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
-        for threshold in () if entry.row.binary else (None, unit):  # first without its unit, for the simpler message
+        for threshold in () if entry.row.binary else (None, unit):  # None first: errors are simpler without the unit
             checked, of_margin = check_units(formula, signal_unit, threshold)
             _check_conditions(entry.row, checked, entry.origin)
             _check_unit(entry.row, of_margin, entry.origin)
@@ -210,7 +212,7 @@ def _read_threshold(entry: file_formats.SpecDraft, formula: syntax.Formula) -> t
     holds = syntax.has_placeholder(formula)
     if threshold is None:
         if holds or not syntax.is_boolean_only(formula):
-            raise origin.make_error("has no threshold", field="threshold", remedy="add threshold = NUMBER, positive")
+            raise origin.make_error("the threshold is missing", field="threshold", remedy="add threshold = NUMBER")
         return formula, BINARY_THRESHOLD
     _check_positive(threshold, "threshold", origin)
     if not holds:
@@ -228,8 +230,8 @@ def _restore_stated(
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
-        problem = f"the formula does not contain `{signal} {operator} {threshold:g}` as stated"
-        remedy = f"the formula is `{syntax.format_formula(formula)}`: correct it, or signal, operator or threshold"
+        problem = f"the formula does not contain `{signal} {operator} {threshold:g}`, which the other keys state"
+        remedy = f"the formula is `{syntax.format_formula(formula)}`: correct this formula, or the other keys"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
@@ -244,16 +246,16 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
-        problem = f"its unit is {row.unit!r}, but its margin is in {str(unit)!r}"
-        remedy = f"write threshold and severe in {str(unit)!r}, with that unit"
+        problem = f"the unit is {row.unit!r}, but the formula's margin is in {str(unit)!r}"
+        remedy = f"convert threshold and severe to {str(unit)!r}, and write this unit"
         raise origin.make_error(problem, field="unit", remedy=remedy)
 
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if holders := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         condition = syntax.format_formula(holders[0])
-        problem = f"`threshold` is in a condition, `{condition}`, which is true or false and gives no depth"
-        remedy = "write the number there and `threshold` where the margin is measured, or add binary = true"
+        problem = f"`threshold` is in a condition, `{condition}`, which is only true or false and measures no depth"
+        remedy = "write a number in the condition and `threshold` where the margin is measured, or add binary = true"
         raise origin.make_error(problem, field="stl", remedy=remedy)
 
 
@@ -265,13 +267,13 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if syntax.is_boolean_only(formula) and not row.binary:
-        problem = "only its conditions compare numbers: its violations have no depth, so it must be marked as binary"
+        problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)
         if row.binary:
             raise origin.make_error(
-                "a binary specification has no severe magnitude", field="severe", remedy="leave it out"
+                "a binary specification has no severe magnitude", field="severe", remedy="leave severe out"
             )
     elif not row.binary and row.tier != "diagnostic":
         remedy = "add severe = NUMBER (the magnitude of full depth), or binary = true"
@@ -282,7 +284,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""Unit of a signal -> other units in which a threshold may be given -> their factors to that unit."""
+"""For each unit of a signal: other units in which a threshold may be written, with their factors to that unit."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MOST_TRACES = 20_000
@@ -291,21 +293,21 @@ _LARGEST = 1e300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps severe/threshold at another threshold; None if there is none."""
+    """Return the severe magnitude that keeps the ratio severe/threshold at a new threshold; None if there is none."""
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else that of `proportional_severe`."""
+    """Return the severe magnitude of the alternate with this threshold; otherwise, that of `proportional_severe`."""
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
     return next(anchors, proportional_severe(spec, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     """Return the library with other thresholds; each change is a text `SPEC=VALUE`, in which VALUE may have a unit. The
-    severe magnitude becomes that of `severe_magnitude`. The new id ends in the threshold, such as
-    `max_contact_force_under_200N@100N`, and `+ID` with this id is appended to the library's name. Raises `SpecError`
+    new severe magnitude is the result of `severe_magnitude`. The new id ends in the threshold, such as
+    `max_contact_force_under_200N@100N`, and the library's name gets the suffix `+ID` with this id. Raises `SpecError`
     for a text of another form, a specification that does not exist or has no threshold, and a value that is not
     positive or has an unsuitable unit.
     """
@@ -313,7 +315,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
         name, equals, text = change.partition("=")
         if not equals:
             raise SpecError(
-                f"--set {change!r} has no value to set", remedy="write SPEC=VALUE, such as joint_torque=1.5"
+                f"--set {change!r} does not give a value", remedy="write SPEC=VALUE, such as joint_torque=1.5"
             )
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
@@ -333,9 +335,9 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold for a specification, whose new id ends in the threshold, as in
-    `ID@100N`. The order is unchanged. If `severe` is None, it becomes that of `severe_magnitude`. Raises the same
-    errors as `set_thresholds`.
+    """Return the library with another threshold for a specification. The specification's new id ends in the threshold,
+    as in `ID@100N`. The order is unchanged. If `severe` is None, the result of `severe_magnitude` is used. Raises the
+    same errors as `set_thresholds`.
     """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
@@ -346,7 +348,7 @@ def set_limit(
     if threshold != spec.threshold:
         written = spec.written_formula
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-            raise SpecError(f"{spec_id} has no threshold to set", remedy="it only judges whether something happens")
+            raise SpecError(f"{spec_id} has no threshold to set", remedy="choose one that does not judge mere events")
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),
@@ -370,14 +372,14 @@ def _read_quantity(spec: Spec, text: str) -> float:
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
         remedy = f"write a number in {spec.unit!r}, such as {spec.spec_id}={spec.threshold:g}"
-        raise SpecError(f"{text!r} is not a threshold of {spec.spec_id}", remedy=remedy)
+        raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
     if unit not in units:
         own = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
         problem = f"the threshold of {spec.spec_id} {own}, not in {written_unit!r}"
         names = ("a number without a unit" if name == "1" else name for name in units)
-        raise SpecError(problem, remedy=f"give it as {' or '.join(names)}")
+        raise SpecError(problem, remedy=f"give the threshold as {' or '.join(names)}")
     exact = Fraction(number) * units[unit]
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
@@ -386,13 +388,13 @@ def _read_quantity(spec: Spec, text: str) -> float:
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
         named = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in units]
         remedy = f"write the unit: {' or '.join(named)}"
-        raise SpecError(f"{number} has no unit, and the limit of {spec.spec_id} is {limit}", remedy=remedy)
+        raise SpecError(f"{number} has no unit, but the current limit of {spec.spec_id} is {limit}", remedy=remedy)
     return float(exact)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialTrace:
-    """A short trace: signals, name -> the values in N records, and the robustness of a formula on it."""
+    """A short trace: the values of each signal in N records, by name, and the robustness of a formula on the trace."""
 
     signals: Mapping[str, Sequence[float | bool]]
     rho: float
@@ -412,8 +414,8 @@ def _format_value(value: float | bool) -> str:
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
     """A specification with a trace that satisfies it (`kept`, None if none was found), and traces that violate it
-    (`broken`). Each comparison in the formula decides at least one trace of `broken`: the formula holds on it if the
-    comparison is replaced by true, or by false. `idle` are the comparisons for which no such trace was found.
+    (`broken`). Each comparison in the formula decides at least one trace of `broken`: the formula would hold on this
+    trace if the comparison were always true, or always false. `idle` lists comparisons that decide no trace found.
     """
 
     spec: Spec
@@ -423,8 +425,8 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find simple traces of four records: one that satisfies a specification, and some that violate it. In all records
-    or in two of them, a numeric signal is a multiple of the value at which a comparison flips, and is otherwise 0. A
+    """Find simple traces of four records: one that satisfies a specification, and some that violate it. Numeric signals
+    are a multiple of the value at which a comparison flips, in all records or in two of them, else 0. A
     Boolean signal is true in all records, in two, or in none. Of all such traces, those nearest to the limit are
     returned.
     """
@@ -469,7 +471,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MOST_TRACES:
             break
     rows = list(islice(product(*choices), _MOST_TRACES))
-    # The second shape suits bounds from below, the third conditions that must become true in time.
+    # The second shape suits lower bounds, and the third shape suits conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):

@@ -16,7 +16,7 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe` is scored; `alternate` is another threshold of a scored one; `diagnostic` is only reported."""
+"""`safe`: the specification is scored. `alternate`: a scored one with another threshold. `diagnostic`: not scored."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
@@ -66,7 +66,7 @@ class Spec:
 
     @property
     def has_numeric_condition(self) -> bool:
-        """True if the clause has a margin, and a condition that compares numbers decides whether it counts."""
+        """True if the clause has a margin, and a condition that compares numbers decides whether the margin counts."""
         return not self.binary and not all(map(syntax.is_boolean_only, syntax.conditions(self.formula)))
 
     @property
@@ -77,7 +77,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which breaks ties; `legacy` (older id -> current id); and the known tags.
+    """Specifications in library order, which breaks ties. `legacy` maps older ids to current ids; tags are by name.
 
     Raises:
         SpecError: by `library[spec_id]`, if no specification has that id.
@@ -110,9 +110,9 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id. If the library only has the specification with another
-        threshold, whose id is `ID@…`, that id is returned for `ID`, unless there are several. Raises `SpecError` with
-        similar ids if the library has no such specification.
+        """Return the current id for a current or older id. If the library lacks `ID`, but has this specification with
+        exactly one other threshold, as `ID@…`, return that id. Raises `SpecError` with similar ids if the
+        library has no such specification.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
@@ -120,7 +120,7 @@ class Library:
             return rethresholded[0]
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            remedy = f"close to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
+            remedy = f"similar ids are: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
             raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
         return current_id
 
@@ -130,9 +130,7 @@ class Library:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie; texts do not change
-        it.
-        """
+        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie, without mere texts."""
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

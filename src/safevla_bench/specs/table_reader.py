@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where a row comes from: its file, line and subject (such as an id), and the type of the errors about it."""
+    """The origin of a row: its file, line and subject (such as an id), and the type of errors about this row."""
 
     error: type[SafevlaError]
     file: str
@@ -57,7 +57,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 
     @property
     def stem(self) -> str:
-        """The base name without its suffix."""
+        """The file's base name without the suffix."""
         return Path(self.name).stem
 
     def read_text(self, encoding: str) -> str:
@@ -70,9 +70,9 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
     try:
         return files.read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
     except OSError as error:
-        raise origin.make_error(f"cannot be read: {error.strerror}", remedy="check the path") from None
+        raise origin.make_error(f"the file cannot be read: {error.strerror}", remedy="check the path") from None
     except UnicodeDecodeError as error:
-        raise origin.make_error(f"is not UTF-8 text (byte {error.start})", remedy="save it as UTF-8") from None
+        raise origin.make_error(f"the file is not UTF-8 (byte {error.start})", remedy="save it as UTF-8") from None
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
@@ -83,14 +83,14 @@ def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) ->
         with limit_memory(origin.file):
             return convert_row(files.parse_toml(read_text(path, origin)), kind, origin)
     except ValueError as error:  # a TOMLDecodeError, or an extremely long integer
-        raise origin.make_error(f"is not TOML: {error}", remedy="correct the syntax there") from None
+        raise origin.make_error(f"the text is not TOML: {error}", remedy="correct the syntax at this place") from None
     except RecursionError:
-        raise origin.make_error("nests too deeply", remedy="a row is flat") from None
+        raise origin.make_error("the tables nest too deeply", remedy="write flat rows only") from None
 
 
 def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
-    """Return the rows of a JSON file, each with its origin. The file holds one row or a list of rows; a .jsonl file,
-    one per line. Raises the origin's error if the file cannot be read or is not JSON.
+    """Return the rows of a JSON file, each with its origin. The file holds one row or a list of rows; a .jsonl file
+    holds one row per line. Raises the origin's error if the file cannot be read or is not JSON.
     """
     with limit_memory(origin.file):
         text = read_text(path, origin)
@@ -107,7 +107,7 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
     try:
         return decode_json(text, object)
     except (ValueError, RecursionError) as error:
-        raise origin.make_error(f"is not JSON: {error}", remedy="correct the syntax there") from None
+        raise origin.make_error(f"the text is not JSON: {error}", remedy="correct the syntax at this place") from None
 
 
 _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "threshold"}
@@ -131,7 +131,7 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
         missing = re.search(r"missing required field `(\w+)`", problem)
-        at = re.search(r"`\$\.(\w+)", place)  # the messages end in "`$.threshold`", or in "`key` in `$.tags`"
+        at = re.search(r"`\$\.(\w+)", place)  # msgspec's messages end in "`$.threshold`", or in "`key` in `$.tags`"
         field = missing[1] if missing else at[1] if at else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else listed
