@@ -142,7 +142,7 @@ def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_s_argument
 
 def test_a_record_of_no_kitchen_is_refused():
     task, batch = recorded(FakeHost(), "fake", 0, wait_steps=0, steps=1)
-    with pytest.raises(HostError, match="by which split"):
+    with pytest.raises(HostError, match="lacks the split"):
         RobocasaHost().stage(task, batch)
 
 

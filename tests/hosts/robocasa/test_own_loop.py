@@ -134,7 +134,7 @@ def test_a_wrapped_kitchen_has_the_seed_of_each_reset_unless_the_generator_has_g
 def test_an_episode_of_ones_own_loop_is_neither_shown_nor_played_again(tmp_path):
     with closing(kitchen()) as env, sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 1, 3)
-    with pytest.raises(HostError, match="by which split"):
+    with pytest.raises(HostError, match="lacks the split"):
         make_host("robocasa").stage(task_of(), read_sources([tmp_path / "run"])[0])
     findings = [finding for finding in verify_run(tmp_path / "run", replay=9).findings if finding.check == "replay"]
     assert "agrees" not in {finding.verdict for finding in findings}

@@ -26,10 +26,10 @@ from PIL import Image as PillowImage
 from safevla_bench.errors import HostError
 
 REMEDY = (
-    "On a CPU install Mesa's lavapipe, 24.3 or newer, on an NVIDIA GPU its Vulkan driver: docs/howto/maniskill.md; "
-    "policies that want no images run nonetheless"
+    "For a CPU install Mesa's lavapipe 24.3 or newer, for an NVIDIA GPU its Vulkan driver: docs/howto/maniskill.md; "
+    "policies that request no images run without them"
 )
-_TEXTURES = "rgb+segmentation"  # digital twins show a photograph at pixels that the segmentation leaves out
+_TEXTURES = "rgb+segmentation"  # digital twins show a photograph wherever the segmentation is empty
 _building = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
 
 
@@ -45,7 +45,7 @@ class _NoVisual:
 @contextmanager
 def building(*, renders: bool) -> Iterator[None]:
     """Let SAPIEN build scenes in the block, in one thread at a time. A scene that does not render needs no rendering
-    device: the materials that SAPIEN makes even with `render_backend="none"` are replaced.
+    device, because this function replaces the materials that SAPIEN makes even with `render_backend="none"`.
     """
     import sapien.render
     import sapien.wrapper.urdf_loader
@@ -71,15 +71,15 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
 
 
 def load_backgrounds(env: Any) -> None:
-    """Load a digital twin's background photographs in full size, for this environment alone. ManiSkill shares the
-    photographs between all environments, in the picture size of the first.
+    """Load a digital twin's background photographs in full size, for this environment alone. ManiSkill itself shares
+    the photographs between all environments, in the picture size of the first environment.
     """
     paths = env.rgb_overlay_paths.items()
     env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
 
 
 def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
-    """Return what ManiSkill's cameras see, uint8 [H, W, 3], upright. The simulation is not affected."""
+    """Return the images of ManiSkill's cameras, uint8 [H, W, 3], upright. The simulation is not affected."""
     if not cameras:
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -87,15 +87,15 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
     mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
     with mock.patch.multiple(env, **mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
-            del env._sensors[name]  # the scene shares this dictionary, and renders all cameras in it
+            del env._sensors[name]  # the scene renders all cameras in this shared dictionary
         seen = env._get_obs_sensor_data()
     return {name: np.array(seen[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 
 
 @cache
 def render_device() -> str:
-    """Return the device by which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256
-    bits), Mesa 25.0.7 (LLVM 15.0.6)`. Raises `HostError`, which names the devices that SAPIEN refuses, if it has none.
+    """Return the device by which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256 bits),
+    Mesa 25.0.7 (LLVM 15.0.6)`. Raises `HostError`, which names the devices that SAPIEN refuses, if it accepts none.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing
@@ -112,7 +112,7 @@ def render_device() -> str:
 
 
 class _Properties(ctypes.Structure):
-    """VkPhysicalDeviceProperties2 of Vulkan 1.1: the header, and a part of the 824 bytes of properties."""
+    """C struct VkPhysicalDeviceProperties2 of Vulkan 1.1; `rest` covers the properties after the name."""
 
     _fields_ = (
         ("kind", ctypes.c_uint64),
@@ -124,7 +124,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Driver(ctypes.Structure):
-    """VkPhysicalDeviceDriverProperties of Vulkan 1.2."""
+    """C struct VkPhysicalDeviceDriverProperties of Vulkan 1.2."""
 
     _fields_ = (
         ("kind", ctypes.c_uint64),
@@ -142,7 +142,7 @@ def vulkan_devices() -> dict[str, str]:
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
-    # VkApplicationInfo, which asks for Vulkan 1.2, in VkInstanceCreateInfo without layers and extensions.
+    # C structs: VkApplicationInfo requests Vulkan 1.2; VkInstanceCreateInfo has no layers or extensions.
     application = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
     request = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()

@@ -1,6 +1,6 @@
 """Host of ManiSkill 3: tasks of arms in SAPIEN, on PhysX's CPU solver.
 
-Policies that want no pictures need no Vulkan (`graphics`). PhysX reports the normal forces of contacts but no friction
+Only policies that request images need Vulkan (`graphics`). PhysX reports the normal forces of contacts but no friction
 (docs/howto/maniskill.md).
 """
 
@@ -40,7 +40,7 @@ from safevla_recorder.recorder import Arm, Contact, EpisodeRecorder, SceneMap
 SUITE, SIMPLER = "maniskill", "simpler-widowx"
 _AXIS_TORQUE = 3  # index of the torque about a joint's axis in SAPIEN's wrench (force [3], torque [3] in a joint frame)
 _RESTING_M_S = 0.05
-_INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
+_INSTALL = "make maniskill   (in a checkout; it creates the separate environment .venv-maniskill)"
 STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
 
@@ -49,7 +49,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An arm. `embodiment` is its name in records, `hand` the link whose pose is the end effector's. Each of `fingers`
     is a part of the names of one finger's links. `controls` maps each supported control mode of ManiSkill, the default
     first, to the meaning and the number of an action's values. `action_high` are the upper bounds of an action, () = 1;
-    the lower bounds are their negatives. Torque limits [N·m], base first; None = those of the embodiment.
+    the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's.
     """
 
     embodiment: str
@@ -68,8 +68,8 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about a task. `targets` are the bodies that success requires to be moved, a held tool last. `subgoals` are
     the conjuncts of success, named as in the result of `evaluate`; `not NAME` must be false. `horizon` is ManiSkill's
-    limit in steps. `robots` are those that ManiSkill made the task for, its default first. `layouts` is the number of
-    fixed layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names equal arms in ManiSkill's order.
+    limit in steps. `robots` are the robots that the task supports, the default first. `layouts` is the number of fixed
+    layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names identical arms in ManiSkill's order.
     """
 
     targets: tuple[str, ...]
@@ -120,8 +120,8 @@ class ManiskillHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         others = {facts.suite: facts.robots[0] for facts in TASKS.values()}
         if suite in others and suite not in self.suites():
-            problem = f"the suite {suite!r} is not of the robot {self._robots[0]}"
-            raise HostError(problem, remedy=f"Choose its robot: --host-arg robot={others[suite]}.")
+            problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
+            raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={others[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
         still = still_action(self._control)
         own = ((name, facts) for name, facts in self._facts().items() if facts.suite == suite)
@@ -139,8 +139,8 @@ class ManiskillHost(Host):
         """
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
-            problem = f"{task.name} has several arms, and privileged state and hand_camera are those of one"
-            raise HostError(problem, remedy="Use a policy that needs neither.")
+            problem = f"{task.name} has several arms, but privileged state and hand_camera need a single arm"
+            raise HostError(problem, remedy="Use a policy that needs neither of them.")
         if wants.cameras:
             graphics.render_device()
         robot = next(name for name in task_facts(task.name).robots if name in self._robots)
@@ -148,7 +148,7 @@ class ManiskillHost(Host):
 
     def stage(self, task: Task, episode: Batch) -> ManiskillStage:
         """Return a stage for `episode`, a batch of one that includes `sim_state`. Without a rendering device, the stage
-        has only shapes and poses. Raises `HostError` if the record lacks states or its start.
+        has only shapes and poses. Raises `HostError` if the record lacks its states or start.
         """
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
@@ -168,10 +168,10 @@ class ManiskillHost(Host):
 class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """One ManiSkill task with its recorder.
 
-    Actions in [-1, 1] are ManiSkill's. Those of `pd_ee_delta_pose`, [7], move the midpoint of the fingers by 0.1 m per
-    unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6], as ManiSkill does; 1 opens the
-    fingers [6]. A policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and
-    `extra["start"]` [2]: the seed of ManiSkill's reset and the number of settling steps after it.
+    Actions in [-1, 1] are passed to ManiSkill. Actions of `pd_ee_delta_pose`, [7], move the midpoint of the fingers by
+    0.1 m per unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6]; 1 opens the fingers [6]. A
+    policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and `extra["start"]` [2]:
+    the seed of ManiSkill's reset and the number of settling steps after it.
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
@@ -190,9 +190,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a new scene, drawn with a seed computed from `env_seed` and the index, or in the layout
-        of that index; settle, take record 0. At least one settling step is made, because PhysX reports contacts only
-        after a step. In a task with layouts, whose objects ManiSkill's reset settles, this is a single physics step.
+        """Start an episode in a new scene, settle, and take record 0. A seed computed from `env_seed` and the index
+        draws the scene, unless the index selects a layout. At least one settling step is made, because PhysX reports
+        contacts only after a step; in tasks with layouts, which ManiSkill's reset settles, it is a single physics step.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -328,22 +328,22 @@ def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raise `HostError` if ManiSkill is missing or cannot be imported."""
     ManiskillHost().versions()
     with importing("ManiSkill", _INSTALL, by_egl=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing; gymnasium warns too
+        warnings.simplefilter("ignore")  # hides SAPIEN's warning about missing Vulkan, and gymnasium's
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
-    mani_skill.logger.setLevel(logging.ERROR)  # it warns about poses that its own tasks leave undefined
+    mani_skill.logger.setLevel(logging.ERROR)  # hides warnings about undefined poses in ManiSkill's tasks
     found: Mapping[str, Any] = REGISTERED_ENVS
     return found
 
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
-    """Return ManiSkill's environment of a task, by default with its default robot, without a limit on its steps."""
+    """Return ManiSkill's environment of a task, by default with the task's default robot, without a step limit."""
     facts = task_facts(name)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # other suites choose their robots
+    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # other suites set the robot
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` also works on a CPU
     changed: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
@@ -392,7 +392,7 @@ def settle_once(env: Any, still: Action) -> None:
     """Take one physics step under the still action, after which PhysX reports contacts."""
     from mani_skill.utils import common
 
-    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # only scenes with one agent have layouts
+    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # layouts have only one agent
     env.scene.step()
 
 
@@ -402,7 +402,7 @@ DOWNLOAD = " and ".join(f"python -m mani_skill.utils.download_asset {name}" for 
 
 
 def missing_downloads() -> tuple[str, ...]:
-    """Return ManiSkill's names of those downloads for SimplerEnv's tasks that this machine lacks."""
+    """Return ManiSkill's names of the downloads that SimplerEnv's tasks need but this machine lacks."""
     root = Path(os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill", "data")
     return tuple(name for name, folder in _DOWNLOADS.items() if not (root / folder).is_dir())
 
@@ -414,7 +414,7 @@ def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Return SAPIEN's links by recorded name: SAPIEN's name, after the arm's name if there are several arms."""
+    """Return SAPIEN's links by recorded name: SAPIEN's name, prefixed by the arm's if there are several arms."""
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
@@ -453,14 +453,14 @@ def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], li
 
 
 def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
-    """Return the links and the fingers of each arm of several, by the arm's name."""
+    """Return each arm's links and fingers, by the arm's name, for a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     own = {arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms}
     return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in own.items()}
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the robot's links and the solid actors as parts, the parts of hand and fingers, and each part's body."""
+    """Return the parts (robot links, solid actors), the indices of those of hand and fingers, and the parts' bodies."""
     named = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     links = sorted(name_links(env, facts).values(), key=lambda link: len(_ancestors(link)))
     places = {link.entity.per_scene_id: place for place, link in enumerate(links)}
@@ -486,7 +486,7 @@ def _ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    """Return the components of `Part.motion` of a link: only one if it moves about or along an axis of its frame."""
+    """Return which components of `Part.motion` a link has: only one if it moves about or along an axis of its frame."""
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -526,7 +526,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
-    """Return which columns of the array that `read_state` returns hold which positions and rotations."""
+    """Return the positions and rotations in the array of `read_state`, each with its columns."""
     told, first = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -21,10 +21,10 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH = (120, 160)
-_FOVY_RAD = np.pi / 4  # as MuJoCo's free camera, for which `close_ups` chooses distances
+_FOVY_RAD = np.pi / 4  # as MuJoCo's free camera, because `close_ups` assumes this angle
 _ENDLESS_M = 10.0
-_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x with z up, ours along -z with y up
-_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes point along x, ours along z
+_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x (z up), a `Viewpoint` along -z (y up)
+_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes are along x, ours along z
 _RGBA = {
     "robot": (0.85, 0.85, 0.88, 1.0),
     "target": (0.85, 0.45, 0.25, 1.0),
@@ -54,7 +54,7 @@ class StagedScene:
 
 
 class ManiskillStage(stage.Stage):
-    """One recorded episode of the host. The stage owns the host's environment."""
+    """One recorded ManiSkill episode. The stage owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep the episode, a batch of one. Raises `HostError` if it has no states, or states of another scene."""
@@ -125,7 +125,7 @@ class ManiskillStage(stage.Stage):
 
     def _require_body(self, name: str) -> str:
         if name not in self._scene.bodies:
-            remedy = "Render with the versions that run.json names."
+            remedy = "Render with the package versions that run.json lists."
             raise HostError(f"the scene has no body {name!r}", remedy=remedy)
         return name
 
@@ -140,7 +140,7 @@ class ManiskillStage(stage.Stage):
             return camera.lookat_m - rotate(turn, np.array([camera.distance_m, 0.0, 0.0])), turn, _FOVY_RAD
         if camera.name not in self._scene.cameras:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {list(self._scene.cameras)}")
-        from mani_skill.sensors.camera import parse_camera_configs  # sensors themselves need a rendering device
+        from mani_skill.sensors.camera import parse_camera_configs  # only sensors need a rendering device
 
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
@@ -219,7 +219,7 @@ def shape_kind(shape: Any) -> Any:
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a box around each collision shape of a body, [K, 10], and its planes, [L, 7], as `Part` has them."""
+    """Return a box around each collision shape of a body, [K, 10], and its planes, [L, 7]; formats as in `Part`."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
     for shape in body.collision_shapes:
         place, turn = to_pose(shape.local_pose)

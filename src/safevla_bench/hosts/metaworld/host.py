@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
 _SIMULATOR = ("mujoco", "gymnasium", "metaworld")
-_INSTALL = "make metaworld   (in a checkout: it makes Meta-World's own environment, .venv-metaworld)"
+_INSTALL = "make metaworld   (in a checkout; it creates the separate environment .venv-metaworld)"
 _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # position in LeRobot [m] (7427f31 envs/metaworld.py)
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # position [m] in LeRobot 7427f31, envs/metaworld.py
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
-_APPEARANCE = Appearance(  # as in Meta-World's pictures, with the goal's marker; only some cameras are upside down
+_APPEARANCE = Appearance(  # as in Meta-World's images, with the goal's marker; `turned` cameras are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
 _HAND_READING, _STATE_READING = "agent_pos", "state"
@@ -165,7 +165,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.close()
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
-        """Return the observation for Meta-World's `vector` [39]. Resets the choice of `render_next`."""
+        """Return the observation for Meta-World's `vector` [39]. Resets the setting of `render_next`."""
         import mujoco
 
         data = self._env.data
@@ -207,11 +207,11 @@ class MetaworldEnv(MujocoEnv):
         position[:] = stood
 
 
-# Suites, tasks and goals; names and roles of a model
+# Suites, tasks and goals; names and roles of a model's bodies
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: its instruction, its target bodies, and the fixture of which it moves a part (`moves`)."""
+    """One task: its instruction, its target bodies, and the fixture that has the part to move (`moves`)."""
 
     instruction: str
     targets: tuple[str, ...] = ()
@@ -300,8 +300,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return the recorded name of each MuJoCo body: its own if it moves, is fixed to the world or belongs to the robot,
-    else its parent's. A moving body without a name has the name that `metaworld.toml` lists for its parent, if any.
+    """Return each body's recorded name: MuJoCo's name if it moves, is fixed to the world or belongs to the robot, else
+    its parent's. A moving body without a name has the name that `metaworld.toml` lists for its parent, if any.
     """
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))

@@ -63,7 +63,7 @@ class MujocoHost(Host):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a stage for `episode`, a batch of one that includes `sim_state`. Raises `HostError` if the simulator
-        cannot run on this machine or lacks the task, or if the record lacks states or its start.
+        cannot run on this machine or lacks the task, or if the record lacks its states or start.
         """
         return self.make(task, Wants()).open_stage(episode)
 
@@ -83,7 +83,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the current simulation."""
+        """Return the current model and data."""
 
     @abstractmethod
     def _read_scene(self) -> Scene:
@@ -236,7 +236,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def _set_substeps(self, count: int) -> None:
         env = self._robosuite()
-        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the quotient down
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds down substeps
 
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         simulation = self._robosuite().sim
@@ -305,8 +305,8 @@ class RobosuiteEnv(MujocoEnv):
         if not self._gate.is_open:
             return policy.UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
-            problem = "the simulator sampled no picture in this control step, so that none can be shown"
-            raise HostError(problem, remedy="Its cameras must be sampled once per control step, at 20 Hz.")
+            problem = "the simulator rendered no image in this control step"
+            raise HostError(problem, remedy="Let the simulator's cameras sample once per control step, at 20 Hz.")
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
@@ -318,7 +318,7 @@ def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
 
 
 def camera_options(wants: Wants) -> dict[str, object]:
-    """Return robosuite's camera options for an environment; without a wanted camera nothing is rendered."""
+    """Return robosuite's camera options for an environment, which renders only if `wants` has a camera."""
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     return {
@@ -328,14 +328,14 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # The rollout ends episodes; robosuite would refuse step 1001, counting settling steps.
+        # The rollout ends episodes. Otherwise robosuite would refuse step 1001, counting settling steps.
         "ignore_done": True,
     }
 
 
 def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None = None) -> dict[str, object]:
-    """Return the keyword arguments for an environment of `count` equal robots. `controller` is the kind of their
-    controllers, None = the robots' default. Without a wanted camera nothing is rendered. Imports robosuite.
+    """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of their
+    controllers, None = the robots' default. The environment renders only if `wants` has a camera. Imports robosuite.
     """
     from robosuite.controllers import load_composite_controller_config
 
@@ -353,7 +353,7 @@ def quieten_log() -> None:
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Return a quaternion of robosuite, [4], in the order wxyz."""
+    """Convert a quaternion [4] from xyzw, as in robosuite, to wxyz."""
     return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)
 
 
@@ -363,10 +363,10 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
     """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
-        problem = f"the recorded state has {state.size} numbers, this simulation has {size}"
-        raise HostError(problem, remedy="It was recorded from another task, or with another version of the simulator.")
+        problem = f"the recorded state has {state.size} numbers, but this simulation's state has {size}"
+        raise HostError(problem, remedy="Use the task and the simulator version of the recording.")
     if not np.isfinite(state).all():
-        raise HostError("the recorded state is not finite", remedy="Fix the recording.")
+        raise HostError("the recorded state is not finite", remedy="Use a recording with finite numbers.")
     return state
 
 
@@ -391,7 +391,7 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 # Reversible changes of a compiled model for one episode
 
 
-_CLASSES = 31  # number of bits of `contype` in an int32 without its sign
+_CLASSES = 31  # bits of `contype`, an int32, without the sign
 _FROZEN_KG = 1e10  # inertia at which nothing moves noticeably within an episode
 ROBOT = "robot"
 
@@ -402,7 +402,7 @@ def change_model(
     """Apply `change`, except its time step, to a model and its state; return a function that restores the model.
 
     The default change writes and computes nothing. `seed` determines the directions of `change.shift_m`. Raises
-    `HostError` for a body that the scene lacks, and if the model has more kinds of geoms than bits for them.
+    `HostError` for a body that the scene lacks, and for a model with more kinds of geoms than bits.
     """
     changed = () if change == PhysicsChange() else _CHANGED
     kept = {name: getattr(model, name).copy() for name in changed}
@@ -455,20 +455,20 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
     selected = np.array([scene.body_name[body] in names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
         listed = ", ".join(sorted({scene.body_name[body] for body in model.geom_bodyid}))
-        raise HostError(f"nothing in the scene is called {name!r}", remedy=f"Bodies here: {ROBOT}, {listed}.")
+        raise HostError(f"the scene has no body {name!r}", remedy=f"Bodies in the scene: {ROBOT}, {listed}.")
     return selected
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Each kind of geoms
-    (with equal masks and membership) gets one bit, and accepts the bits of all kinds that it may still touch.
+    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Geoms of equal masks in
+    the same sets form a kind. Each kind gets one bit, and accepts the bits of all kinds that it may still touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     types, affinities, in_first, in_second = kinds
     if kinds.shape[1] > _CLASSES:
         problem = f"the scene has {kinds.shape[1]} kinds of geoms; at most {_CLASSES} can be distinguished"
-        raise HostError(problem, remedy="Choose another pair.")
+        raise HostError(problem, remedy="Choose another contact pair.")
     meets = (types[:, None] & affinities) | (types & affinities[:, None]) != 0
     parted = in_first[:, None] & in_second
     meets &= (parted | parted.T) == 0

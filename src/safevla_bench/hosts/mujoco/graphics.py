@@ -1,8 +1,8 @@
 """Import of MuJoCo simulators: the EGL device for rendering, writable caches, and import errors.
 
 robosuite uses CUDA_VISIBLE_DEVICES as the index of an EGL device (`robosuite/renderers/context/egl_context.py`, 1.4.0
-and 1.5.2). But EGL and CUDA count differently, and the variable may be empty or hold UUIDs, so this module chooses the
-device.
+and 1.5.2). But EGL and CUDA number devices differently, and the variable may be empty or hold UUIDs, so this module
+chooses the device.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ GRAPHICS_REMEDY = (
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
     """Choose the EGL device and writable caches for the block, which imports a simulator.
 
-    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`.
-    Its remedy is `install` if a package or name is missing, about graphics if MuJoCo or OpenGL raised, else a repair.
+    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`: the
+    remedy is `install` if a package or name is missing, about graphics if MuJoCo or OpenGL raised, else a repair.
     """
     _use_writable_caches()
     try:
@@ -55,7 +55,7 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         asked = os.environ.get("MUJOCO_GL")
         where = f" with MUJOCO_GL={asked}" if asked and is_graphics else ""
         remedy = (
-            install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If it is damaged, reinstall: {install}"
+            install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
         )
         problem = f"{simulator} cannot be imported{where}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
@@ -102,7 +102,7 @@ def _choose_for_robosuite() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EglDevice:
-    """A device in EGL's list: its CUDA ordinal (None if it has none), and whether it is a software renderer."""
+    """A device in EGL's list: its CUDA ordinal (None without one), and whether it is a software renderer."""
 
     cuda: int | None = None
     is_software: bool = False
@@ -121,7 +121,7 @@ def egl_device() -> Iterator[None]:
         worker = os.environ.get(WORKER, "0")
         index, warning = choose_device(_list_devices(), before[VISIBLE], int(worker) if worker.isdecimal() else 0)
         if warning:
-            warn_once(f"{warning}; pictures come from device {index}. Set {DEVICE} to choose another.")
+            warn_once(f"{warning}; EGL device {index} renders images. Set {DEVICE} to choose another.")
         if index is not None:
             os.environ[DEVICE] = str(index)
     os.environ.pop(VISIBLE, None)
@@ -158,7 +158,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     return chosen[worker % len(chosen)], warning
 
 
-_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # from EGL_NV_device_cuda in Khronos' EGL registry
+_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # of EGL_NV_device_cuda in Khronos' EGL registry
 
 
 @cache

@@ -23,7 +23,7 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 class ScenePrivileged:
     """Ground truth of a scene at each step. Sizes are measured once, in the pose at construction. Covers all bodies
     with bounded collision geometry except the robot's, by recorded name. If several MuJoCo bodies share a recorded
-    name, the pose is that of the first.
+    name, the pose is the first body's.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from safevla_bench.interface.stage import Camera
 if TYPE_CHECKING:
     import mujoco
 
-VISUAL_GROUPS = frozenset({1, 2})  # group 1 is robosuite's visible geometry (0 is collision geometry), 2 MuJoCo's
+VISUAL_GROUPS = frozenset({1, 2})  # groups of visible geoms: 1 in robosuite, 2 in other MuJoCo models
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Renderer:
         try:
             with egl_device():
                 self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
-        # Each backend fails differently: no such module, library, device or display.
+        # Backends raise different errors if a module, library, device or display is missing.
         except Exception as error:
             raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=GRAPHICS_REMEDY) from error
         self._gl.make_current()
@@ -134,7 +134,7 @@ class CameraGate:
     and shift the instant of sampling.
 
     The gate takes effect at the environment's next reset, which makes new sensors. While it is closed, sensors return a
-    black picture, which must not be shown. `is_open` says whether pictures may be rendered, `is_fresh` whether any was.
+    black picture, which must not be shown. `is_open` says whether pictures may be rendered, `is_fresh` whether one was.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -156,9 +156,10 @@ class CameraGate:
             return
 
         def gate_sensor(sensor: _Sensor) -> _Sensor:
-            @wraps(sensor)  # keeps robosuite's mark of the sensor's modality
+            @wraps(sensor)  # keeps robosuite's attribute for the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
-                # To find a new sensor's shape, robosuite calls it with an empty cache, not with the environment's.
+                # To find a new sensor's shape, robosuite calls the sensor with an empty cache, not with the
+                # environment's.
                 if not self.is_open or cache is not env._obs_cache:
                     return self._blank
                 self.renders, self.is_fresh = self.renders + 1, True
@@ -190,7 +191,7 @@ def main() -> None:
     """Render a white ball on black, 64 x 64; print the renderer's name and the extreme pixel values as JSON."""
     import mujoco
 
-    gl = importlib.import_module("OpenGL.GL")  # it has no type stubs
+    gl = importlib.import_module("OpenGL.GL")  # OpenGL has no type stubs
     model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
-WELL_SHOWN = 0.015  # share of a picture at which a body is easy to find in the default view
-_ENOUGH = 0.06  # share of a close-up at which a body is large enough: a table must not outweigh a finger
+WELL_SHOWN = 0.015  # share of the default view that makes a body easy to find
+_ENOUGH = 0.06  # share of a close-up beyond which a body counts no more, so that no table outweighs a finger
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
-_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom with this default color shows its material's (MuJoCo 3.2.3, setMaterial)
+_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
 _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 
@@ -53,7 +53,7 @@ class MujocoStage(stage.Stage):
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode, a batch of one that includes `sim_state`, and make a simulation; the renderer comes later.
+        """Keep the episode, a batch of one that includes `sim_state`, and make a simulation without a renderer.
 
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host has no
         such function. Raises `HostError` if the record has no states, or states of another model.
@@ -78,7 +78,7 @@ class MujocoStage(stage.Stage):
         if not bodies:
             return usual
         self._set(record)
-        self._open_renderer(size)  # in the picture's size, so that `render` needs no new renderer
+        self._open_renderer(size)  # with the picture's size, so that `render` needs no new renderer
         if (self._sketch_shares(usual, bodies) >= WELL_SHOWN).all():
             return usual
         owners = self._model.geom_bodyid
@@ -131,9 +131,9 @@ class MujocoStage(stage.Stage):
         self._on_close()
 
     def _set(self, record: int) -> None:
-        """Set the model to the instant of a record's poses. These are taken at the start of the last substep, but the
+        """Set the model to the instant of a record's poses. Poses are taken at the start of the last substep, but the
         state at its end (see `mujoco.Recorder`), so positions are moved back by one substep, exactly up to rounding.
-        Record 0 may follow no substep; its positions are moved back only if this brings them closer to the record's.
+        Record 0 may follow no substep; its positions are moved back only if this brings them closer to those recorded.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -174,7 +174,7 @@ class MujocoStage(stage.Stage):
         return shares(self._locate_bodies(eye, bodies, _SKETCH), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        numbers = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry is for -1, no body
+        numbers = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # entry -1 stands for no body
         for number, name in enumerate(bodies, start=1):
             numbers[self._visible_body_ids(name)] = number
         return numbers[renderer.bodies(size)]
@@ -190,8 +190,8 @@ class MujocoStage(stage.Stage):
         return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_ids(self, name: str, counts: Bools) -> list[int]:
-        """Return the ids of the bodies to show for a recorded body: its own ids if it has geoms that count, else those
-        of attached bodies that have some, else its closest ancestor that has some. `counts` [ngeom] marks these geoms.
+        """Return the ids of the bodies to show for a recorded body: its own ids if it has geoms that `counts` [ngeom]
+        marks, else those of attached bodies with marked geoms, else of its closest ancestor with marked geoms.
         """
         bodies, owners = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
@@ -206,10 +206,10 @@ def read_states(episode: Batch, width: int) -> Floats:
     """Return the states of a batch of one, [n, width]; raise `HostError` if it has none, or states of another model."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
-        remedy = "Only records with `sim_state` can be shown; those that `safevla eval` writes have it."
+        remedy = "Only records with `sim_state` can be shown; `safevla eval` writes such records."
         raise HostError("the record holds no simulator states", remedy=remedy)
     if states.shape[1] != width:
-        problem = f"the record's states hold {states.shape[1]} numbers, the model here {width}"
+        problem = f"the record's states have {states.shape[1]} numbers, but the model's have {width}"
         raise HostError(problem, remedy="Render with the versions that run.json names.")
     return states
 
@@ -226,9 +226,9 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
-        remedy = "It places what `sim_state` does not hold, such as fixtures. In your own loop call env.seed(N) before "
-        remedy += "each reset; `safevla eval` does."
-        raise HostError(f"the record does not name {' and '.join(lacking)}", remedy=remedy)
+        remedy = "They place what `sim_state` lacks, such as fixtures. In your own loop call env.seed(N) before "
+        remedy += "each reset, as `safevla eval` does."
+        raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
     index, placed = chosen_start(episode)
@@ -258,7 +258,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     try:
         poses = msgspec.convert(placed, dict[str, Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)]])
     except msgspec.ValidationError:
-        remedy = "Give seven numbers for each: position and quaternion, w first."
+        remedy = "Give seven numbers for each fixture: position and quaternion, w first."
         raise HostError("the record's `fixtures` are not poses", remedy=remedy) from None
     return {name: np.array(pose) for name, pose in poses.items()}
 
@@ -356,8 +356,8 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
-    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. It has the mean point
-    [3] in m and the direction [3] from the body whose name sorts first, both in the world frame.
+    """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each has its mean
+    point [3] in m and its direction [3] from the body whose name sorts first, both in the world frame.
     """
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
@@ -413,8 +413,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
-    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` holds,
-    per camera, the share of the picture that each body covers, [B].
+    """Return the first camera whose least visible body is nearly as large as the best camera's; `shown` holds, per
+    camera, the share of the picture that each body covers, [B].
     """
     least = np.minimum([seen.min() for seen in shown], _ENOUGH)
     return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]

@@ -1,7 +1,7 @@
 """Evaluation protocols as data: `*.toml` in this folder, with a source for each value. A file that names another
 protocol as its `base` holds only the values that differ from that protocol, with their sources.
 
-A protocol defines how episodes start and end, and how a policy sees the scene and answers.
+A protocol defines how episodes start and end, how a policy sees the scene, and how its output becomes actions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"  # suffix of an `env_seed` that a policy's server may replace by another seed
 UNKNOWN_SOURCE = "unknown"  # written in place of an unknown source or version
-REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
+REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another distribution of its code
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The view of the scene that a policy gets, and how its answer becomes actions; see `FIELDS`."""
+    """How a policy sees the scene, and how its output becomes actions; see `FIELDS`."""
 
     render: tuple[int, int]
     flip: Flip
@@ -42,7 +42,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published way to evaluate. `FIELDS` describes each value; `sources` cites the source of each value."""
+    """One published way to evaluate policies. `FIELDS` describes each value; `sources` cites each value's source."""
 
     name: str
     about: str
@@ -57,12 +57,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]  # host -> package -> its authors' version, a bound, or `unknown`
+    simulator: dict[str, dict[str, str]]  # host -> package -> the authors' version, a bound, or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the number of settling steps before record 0: that of exactly this suite, else `wait_steps`."""
+        """Return the number of settling steps before record 0: the value for exactly this suite, else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
@@ -102,12 +102,12 @@ FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joi
 
 PRESET = "safevla-bench"
 RELEASE = "release"
-_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suite -> protocol of its evaluator, which ends episodes differently
+_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suite -> protocol of the suite's evaluator
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One field's value in each of one or several protocols, in their order, and the source of each value."""
+    """One field: its value in each of the given protocols, in their order, and the source of each value."""
 
     field: str
     values: tuple[object, ...]
@@ -127,7 +127,7 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
 
 
 def default_protocol(suites: Iterable[str]) -> str:
-    """Return the name of the default protocol: that of the suites if all have the same one, else the preset."""
+    """Return the name of the default protocol: the suites' protocol if all have the same one, else the preset."""
     chosen = {_OF_SUITES.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
@@ -156,7 +156,7 @@ def _replace_values(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol in run.json differs from the shipped one of its name; [] if none ships."""
+    """Return the fields in which a protocol in run.json differs from the shipped one of its name, if there is one."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
-STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # no motion, gripper opening, arm mode
+STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # nothing moves, the gripper opens, mode: arm
 SLIDE = "slide"
 _TARGET = range(1, 11)
 _PRETRAIN = range(11, 61)
@@ -98,15 +98,15 @@ class RobocasaHost(environment.MujocoHost):
         """Return a stage for `episode`, a batch of one that includes `sim_state`, in the recorded kitchen."""
         scene = host_header(episode.extra[0]).get(self.name)
         if not isinstance(scene, Mapping) or "split" not in scene:
-            problem = "the record does not say by which split and seed its kitchen was made"
-            raise HostError(problem, remedy="Only records of `safevla eval` can be shown.")
+            problem = "the record lacks the split and the seed of its kitchen"
+            raise HostError(problem, remedy="Show a record that `safevla eval` wrote.")
         split = str(scene["split"])
         require_known("RoboCasa", "split", split, SPLITS)
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that trajectories depend on. The version of `robocasa-assets` is `official`, or
-        `stand-in` for placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+        """Return the versions of all packages in use. The version of `robocasa-assets` is `official`, or `stand-in` for
+        placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
         """
         require_robocasa()
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -141,8 +141,8 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another. RoboCasa rebuilds its model at each reset,
         and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new kitchen.
-        Draws that RoboCasa makes in the order of a set are made in a fixed order. The kitchen's reset settles for ten
-        control steps, before the settling steps of `seed`.
+        Where RoboCasa draws in the order of a Python set, this host fixes the order. The kitchen's reset settles for
+        ten control steps, before the settling steps of `seed`.
 
         Every start is drawn, even without `seed.drawn`, because RoboCasa's tasks have no initial states.
 
@@ -169,7 +169,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return view_privileged(self._robosuite(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        return ()  # no episode starts from a recorded state
+        return ()  # unused: no episode starts from a recorded state
 
     def _target_object(self) -> str | None:
         return goal_target(self._goal)
@@ -246,8 +246,8 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
 
 
 def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
-    """Return a reader of the kitchen's ground truth. Its `sites_m` are the centers of the buttons that RoboCasa
-    names. In a navigation task, also `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
+    """Return a reader of the kitchen's ground truth. Its `sites_m` are the centers of the buttons that RoboCasa names.
+    In a navigation task, they include `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
@@ -259,14 +259,14 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 
-# The installation, and making its kitchens
+# RoboCasa's installation, and making kitchens
 
 
 DISTRIBUTION = "praxis-robocasa"
 _ROBOSUITE = "praxis-robosuite"
 _SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
-ASSETS = "SAFEVLA_ROBOCASA_ASSETS"  # environment variable: a folder of assets that replaces the package's
-INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"  # environment variable: a folder of assets, used instead of the package's
+INSTALL = "make robocasa   (in a checkout; it creates the separate environment .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
 
@@ -281,7 +281,7 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return `SAFEVLA_ROBOCASA_ASSETS`, else the package's folder of assets; `HostError` if it is incomplete."""
+    """Return the folder of assets, `SAFEVLA_ROBOCASA_ASSETS` or the package's; `HostError` if it is incomplete."""
     named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if named:
         root = Path(named).resolve()
@@ -293,7 +293,7 @@ def assets() -> Path:
     if lacking:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
-        raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
+        raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder with the assets.")
     return root
 
 
@@ -323,14 +323,14 @@ def _import_robocasa(root: Path) -> None:
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
         raise HostError(problem, remedy=f"Start a new process with {ASSETS}={root}.")
-    # RoboCasa prints that mimicgen is missing.
+    # RoboCasa's message that mimicgen is missing is hidden.
     with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
         if imported is None:
             _load_package(root)
         counter = importlib.import_module("robocasa.models.fixtures.counter")
     # RoboCasa puts the tops of a counter into a set of XML elements, which Python orders by address, and then draws a
-    # top by its position in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
-    # process that had built other kitchens placed a stand mixer elsewhere. The replacement keeps the model's order; the
+    # top by its position in that order (models/fixtures/counter.py of robocasa 1.0.0, line 813). So the same seed could
+    # place a stand mixer elsewhere, after other kitchens had been built. The replacement keeps the model's order; the
     # module uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 

@@ -32,7 +32,7 @@ from safevla_recorder.mujoco.recorder import Scene, SceneArm, subtree_bodies
 
 SUITE, SUITE_GR1 = "robosuite", "robosuite-gr1"
 STILL = (*[0.0] * 6, -1.0)
-_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use that of `make robocasa`"
+_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use the one of `make robocasa`"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
 _VERSION = "1.5."
 _OPENS = "open"
@@ -63,7 +63,7 @@ class RobosuiteHost(environment.MujocoHost):
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
-            problem = f"{task.name} has several arms, and privileged state is that of one"
+            problem = f"{task.name} has several arms, but privileged state needs a single arm"
             raise HostError(problem, remedy="Use a policy without privileged state.")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
@@ -82,7 +82,7 @@ class RobosuiteHost(environment.MujocoHost):
         if not installed:
             raise HostError("robosuite is not installed", remedy=_INSTALL)
         if not all(version.startswith(_VERSION) for version in installed):
-            problem = f"robosuite {' and '.join(installed)} is installed, this host runs on 1.5 only"
+            problem = f"robosuite {' and '.join(installed)} is installed, but this host needs robosuite 1.5"
             raise HostError(problem, remedy=_INSTALL)
         return present
 
@@ -91,8 +91,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One robosuite task with its recorder.
 
     Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
-    frame of the base, and the gripper [6], -1 opens. With two arms, the numbers of one arm follow those of the other,
-    and arms without a gripper have no number for it. Images are upright. Success is robosuite's `_check_success`.
+    frame of the base, and the gripper [6], -1 opens. With two arms, the second arm's numbers follow the first arm's; an
+    arm without a gripper has no number [6]. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -120,13 +120,13 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
             model, data = self._mujoco()
-            # Our records have the full state; robosuite's demonstrations end after the velocities.
+            # Our records have the full state; states of robosuite's demonstrations end after the velocities.
             is_whole = len(seed.recorded.state) == recorder.state_size(model)
             state_length = recorder.state_size(model) if is_whole else 1 + model.nq + model.nv
             state = environment.flat_state(seed.recorded.state, state_length)
             recorder.set_state(model, data, np.concatenate([state, recorder.copy_state(model, data)[state_length:]]))
             env.sim.forward()
-            for robot in env.robots:  # else its controllers would start from the pose after the reset
+            for robot in env.robots:  # else controllers would start from the pose after the reset
                 robot.composite_controller.update_state()
                 robot.composite_controller.reset()
             raw = env._get_observations(force_update=True)
@@ -233,7 +233,7 @@ def goal_targets(goal: Goal) -> tuple[str, ...]:
 
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
-    """Return the fixtures of which the goal opens a part."""
+    """Return the fixtures that the goal opens."""
     return tuple(name for verb, name, *_ in goal if verb == _OPENS)
 
 
@@ -272,7 +272,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 
 def _require_sampler(env: Any) -> Any:
     if not hasattr(env, "placement_initializer"):
-        raise HostError(f"{type(env).__name__} places no object", remedy="Search the starts of another task.")
+        raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search the starts of another task.")
     return env.placement_initializer
 
 
@@ -284,17 +284,17 @@ def find_env_class(name: str) -> Any:
 
     kinds = list(ManipulationEnv.__subclasses__())
     for kind in kinds:
-        kinds.extend(kind.__subclasses__())  # the loop visits these too
+        kinds.extend(kind.__subclasses__())  # so the loop visits these, too
     return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
 
 
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
-    """Return names and roles of the bodies in robosuite's current model. `prefixes` are those of several arms.
+    """Return names and roles of the bodies in robosuite's current model. `prefixes` names several arms.
 
     Objects are robosuite's freely moving objects, each with all its bodies, under robosuite's names. All else, even
-    fixed objects, is furniture under MuJoCo's body names. Tasks of one object move the others out of reach. Those are
-    untracked furniture, and their contacts with the floor are left out, as are contacts between parts of a door that
-    the goal opens. A peg and a hole that are fixed to the hands count as objects.
+    fixed objects, is furniture under MuJoCo's body names. Tasks of one object move the other objects out of reach.
+    These other objects are untracked furniture, and their contacts with the floor are left out, as are contacts between
+    parts of a door that the goal opens. A peg and a hole that are fixed to the hands count as objects.
     """
     model = env.sim.model._model
     fixed = [thing for thing in (getattr(env, "peg", None), getattr(env, "hole", None)) if thing is not None]
