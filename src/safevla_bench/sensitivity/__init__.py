@@ -1,3 +1,3 @@
-"""Sensitivity to thresholds and to readings of the paper: its Table 9, sweeps over any threshold, named readings."""
+"""Sensitivity of results to thresholds (the paper's Table 9, sweeps), to readings of the paper, and to the physics."""
 
 from __future__ import annotations

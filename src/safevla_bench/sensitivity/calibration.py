@@ -1,7 +1,7 @@
 """Limits from the behavior of a reference policy: a quantile of the extremes that it reaches in its successes.
 
-A library's force limits were chosen for one robot, simulator and controller. With others, even a policy that solves the
-tasks as intended may exceed the limits in most successes; the limits then cannot distinguish policies.
+A library's force limits were chosen for one robot, simulator and controller. With another one, even a policy that
+solves the tasks as intended may exceed the limits in most successes; then the limits cannot distinguish policies.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHOWN_PERCENT = (50, 75, 90, 95)
 class Calibration:
     """The extremes of one specification in the reference policy's successes, and the limit from their quantile.
 
-    `extremes` [n] are sorted magnitudes in the specification's unit: the smallest threshold that each episode would
-    have satisfied. `value` is their quantile, and `interval` its 95 % interval on these tasks, with infinite ends if
-    there are too few episodes. `floor` is the largest extreme of a policy that does nothing (`noop`); None if there is
-    no such policy.
+    `extremes` [n] are sorted magnitudes in the specification's unit: for each successful episode, the smallest
+    threshold that it would have satisfied. `value` is the quantile of `extremes`, and `interval` is the 95 % interval
+    of the quantile on these tasks, with infinite ends if there are too few episodes. `floor` is the largest extreme of
+    a policy that does nothing (`noop`); None if there is no such policy.
     """
 
     spec: Spec
@@ -48,12 +48,12 @@ class Calibration:
 
     @property
     def limit(self) -> float:
-        """`value`, rounded up to two significant figures; 0 if it is 0 or less."""
+        """`value`, rounded up to two significant figures; 0 if `value` is 0 or less."""
         return round_up(self.value)
 
     @property
     def severe(self) -> float | None:
-        """The severe magnitude at the library's ratio to the threshold, here `limit`; None if the library has none."""
+        """`limit` times the library's ratio of severe magnitude to threshold; None if it has no severe magnitude."""
         return proportional_severe(self.spec, self.limit)
 
     @property
@@ -64,9 +64,9 @@ class Calibration:
             few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not give"
             return f"{few} an upper bound of this quantile: {needed} would"
         if self.limit <= self.spec.threshold:
-            return "the library's threshold is not below it"
+            return "the library's threshold is already as high"
         if self.floor is not None and self.limit <= self.floor:
-            return f"doing nothing reaches {self.floor:g} {self.spec.unit}: fix the scene or the record first"
+            return f"a policy without motion reaches {self.floor:g} {self.spec.unit}: fix the scene or the record first"
         return None
 
 
@@ -75,24 +75,24 @@ def calibrate(
 ) -> tuple[Calibration, ...]:
     """Return the calibration of each scored specification that has a threshold and a margin in some reference success.
 
-    `library` is the library that judged the scores; the result has its order. `policy` is the reference policy; None =
-    the only policy except `noop`, whose extremes give the floor. Each limit is chosen so that the share `quantile` of
-    the reference's successes satisfies it. Raises `RunError` if the quantile is not in [0.5, 1), or if the reference is
-    ambiguous or never succeeds.
+    `library` is the library that judged the scores; the result is in the library's order. `policy` is the reference
+    policy; None = the only policy other than `noop`. The extremes of `noop` give the floor. Each limit is chosen so
+    that the share `quantile` of the reference's successes satisfies it. Raises `RunError` if the quantile is not in
+    [0.5, 1), or if the reference is ambiguous or never succeeds.
     """
     if not 0.5 <= quantile < 1:
-        remedy = "Choose one from 0.5 to below 1, such as 0.95."
+        remedy = "Choose a quantile of at least 0.5 and below 1, such as 0.95."
         raise RunError(f"a quantile of {quantile:g} gives no limit", remedy=remedy)
     reference = _find_reference(scores, policy)
     policies = np.array([name or "" for name in scores.policy])
     chosen = (policies == reference) & scores.success
     if not chosen.any():
-        raise RunError(f"{reference} has no success to learn from", remedy="Use a policy that solves the tasks.")
+        raise RunError(f"{reference} has no success to derive limits from", remedy="Use a policy that solves tasks.")
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
     for column, scored in enumerate(scores.specs):
         spec = library[scored.spec_id]
-        # rho = threshold - extreme for an upper bound, and threshold + extreme for a lower one at -threshold.
+        # For an upper bound, rho = threshold - extreme; for a lower bound at -threshold, rho = threshold + extreme.
         magnitude = spec.threshold - scores.rho[column]
         judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitude)
         has_threshold = scored.is_scored and not scored.binary and has_placeholder(spec.written_formula)
@@ -122,16 +122,16 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
         return policy
     if policy is None and len(candidates) == 1:
         return candidates[0]
-    there = f"Name one with --policy: {', '.join(candidates)}."
-    remedy = there if candidates else "Name a run of a policy that does the tasks as it should."
+    there = f"Choose the reference with --policy: {', '.join(candidates)}."
+    remedy = there if candidates else "Calibrate with a run of a policy that solves the tasks as intended."
     raise RunError(
-        "it is not clear which policy to learn from" if policy is None else f"there is no policy {policy!r}",
+        "it is not clear which policy is the reference" if policy is None else f"there is no policy {policy!r}",
         remedy=remedy,
     )
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the smallest of the sorted values (at least one) that at least this share of them do not exceed.
+    """Return the smallest of the `ordered` values (at least one) that the share `quantile` of them does not exceed.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
@@ -141,8 +141,8 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
     """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; an end may be infinite. The ends
-    are the values of ranks l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), for any distribution (H. A.
-    David and H. N. Nagaraja, Order Statistics, 7.1).
+    are the values with the ranks l and u for which P(l <= B < u) >= 0.95, where B ~ Binomial(n, quantile). The interval
+    holds for any distribution of the values (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
     """
     from scipy.special import bdtr
 
@@ -154,7 +154,7 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
 
 
 def episodes_needed(quantile: float) -> int:
-    """Return the smallest number of independent episodes whose largest value bounds a quantile from above, at 95 %.
+    """Return the smallest number of independent episodes with which `quantile_interval` has a finite upper end.
 
     >>> episodes_needed(0.95), episodes_needed(0.99)
     (72, 368)
@@ -177,12 +177,12 @@ def round_up(value: float) -> float:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return the text of a file for `--rules`. It has a `[[limits]]` table for each limit that replaces the library's
-    threshold, and for each other one a comment with the reason. Raises `RunError` if there is no limit to replace.
+    """Return the text of a file for `--rules`. For each limit, it has a `[[limits]]` table if the limit replaces the
+    library's threshold, else a comment with the reason. Raises `RunError` if there is no limit to replace.
     """
     if all(calibration.obstacle for calibration in calibrations):
-        remedy = "Look at the table: more episodes, another reference, or the library as it is."
-        raise RunError("no limit needs to be replaced", remedy=remedy)
+        remedy = "See the table of limits: record more episodes, choose another reference, or keep the library."
+        raise RunError("there is no limit to replace", remedy=remedy)
     return fill_template(__package__, "limits.toml.jinja", {}, calibrations=calibrations)
 
 

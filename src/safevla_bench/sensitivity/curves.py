@@ -1,11 +1,11 @@
 """Safety, SBU and VSI of each cell (policy × suite) under other thresholds, and under other readings of the paper.
 
 The thresholds are the variants of the paper's Table 9 (in sensitivity.toml), or a grid that the user requests. For a
-clause G(signal < bound), even behind a Boolean gate, the worst value of the signal decides the verdict for every bound;
-another threshold needs only this recorded value, not the records. Clauses of other forms are judged again.
+clause G(signal < bound), also with a Boolean gate, the worst value of the signal decides the verdict for every bound,
+so that another threshold can be applied without the records. Clauses of other forms are judged again.
 
-The paper's text leaves some clauses ambiguous, and its tables seem to use another version of them
-(docs/explanation/fidelity.md). Each library in `READINGS` is one reading of the paper.
+The paper's text leaves some clauses ambiguous, and the paper's tables seem to use other clauses than the text
+(docs/explanation/fidelity.md). Each library in `READINGS` is one reading, or interpretation, of the paper.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class ThresholdSetting(msgspec.Struct, frozen=True):
 
 
 class ThresholdVariant(msgspec.Struct, frozen=True):
-    """A named set of thresholds that differ from the library's, by specification; empty = the library unchanged."""
+    """A name, and by specification the thresholds that replace the library's; empty = the library unchanged."""
 
     name: str
     settings: dict[str, ThresholdSetting]
 
 
 class SweepRequest(msgspec.Struct, frozen=True):
-    """A sweep that the user requests: the specifications, and the thresholds to try for all of them."""
+    """A sweep that the user requests: specifications, and the thresholds to apply to all of them."""
 
     name: str
     spec_ids: tuple[str, ...]
@@ -67,7 +67,7 @@ class SweepRequest(msgspec.Struct, frozen=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One change in a variant, as in the file: a family or group, and its threshold `to` in `unit`, or a factor."""
+    """A change in a variant: a family or group gets the threshold `to` in `unit`, or its threshold `times` a factor."""
 
     family: str
     to: float | None = None
@@ -76,7 +76,7 @@ class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant, as in the file."""
+    """One threshold variant in sensitivity.toml."""
 
     name: str
     change: tuple[ChangeRow, ...] = ()
@@ -96,8 +96,8 @@ def _read_variants() -> VariantsFile:
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
-    """Return the paper's Table 9 as variants of a library, and the names of variants whose families it lacks. Raises
-    `SpecError` if a family's unit in the library is not that of the variant.
+    """Return the threshold variants of the paper's Table 9 for a library, and the names of those variants whose
+    families the library lacks. Raises `SpecError` if a family has another unit in the library than in the variant.
     """
     variants, left_out = [], []
     for row in _read_variants().variants:
@@ -123,17 +123,17 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
         return float(Fraction(spec.threshold) * Fraction(change.times))
     assert change.to is not None
     if change.unit != spec.unit:
-        problem = f"{spec.spec_id} is in {spec.unit}, the paper's variants are in {change.unit}"
-        raise SpecError(problem, remedy=f"Sweep it instead: --sweep {spec.spec_id}=LOW:HIGH:COUNT, in {spec.unit}.")
+        problem = f"{spec.spec_id} has the unit {spec.unit}, but the paper's variants have {change.unit}"
+        raise SpecError(problem, remedy=f"Use a sweep instead: --sweep {spec.spec_id}=LOW:HIGH:COUNT, in {spec.unit}.")
     return change.to
 
 
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, a name without a
-    scored specification, a family whose specifications have different units or thresholds, and a threshold that is not
-    above 0.
+    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, a name that no
+    scored specification has, a family whose specifications have different units or thresholds, and a threshold that is
+    not above 0.
 
     >>> from safevla_bench.specs.loader import load_library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", load_library()).thresholds
@@ -147,7 +147,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 
 def _sweep_error(text: str, why: str) -> SpecError:
-    remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
+    remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C, in the spec's unit."
     return SpecError(f"{shorten_name(text)!r} is not a sweep: {why}", remedy=remedy)
 
 
@@ -158,7 +158,7 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
     if not specs:
         names = dict.fromkeys([*_read_variants().groups, *(spec.canonical_family for spec in library.safe)])
         remedy = suggest_names(name, names, "there are")
-        raise SpecError(f"no scored specification or family is {name!r}", remedy=remedy)
+        raise SpecError(f"no scored specification or family has the name {name!r}", remedy=remedy)
     if len({(spec.unit, spec.threshold) for spec in specs}) > 1:
         remedy = f"Sweep one of {', '.join(spec.spec_id for spec in specs)}."
         raise SpecError(f"the specifications of {name!r} have different units or thresholds", remedy=remedy)
@@ -183,24 +183,23 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
 def apply_variant(
     scores: Scores, library: Library, variant: ThresholdVariant, rescore: Rescore | None = None
 ) -> Scores:
-    """Return the scores under a variant: safe, sbu, vsi, rho, depth and state are exactly as if judged again.
+    """Return the scores under a variant: safe, sbu, vsi, rho, depth and state are as if the records were judged again.
 
     Unless `rescore` judges the records again, `first` is -1 for changed specifications, since the worst value does not
     show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`, and,
-    without `rescore`, for a formula that the worst value does not decide.
+    without `rescore`, for a formula whose verdict does not follow from the worst value.
     """
     specs = {}
     for spec_id, to in variant.settings.items():
         formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
         specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
-    # The worst value does not decide in two more cases. Values that a log stored as float32 are compared more coarsely,
-    # and scores do not say which values these are. With three phases or more, a clause may be judged in several
-    # intervals; if none of them is violated, one without a verdict decides.
+    # A foreign log may hold float32 values, which are compared more coarsely; scores do not mark these values.
+    # With three or more phases, a clause may have several intervals, and one without a verdict may decide the result.
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
     is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
         if rescore is None:
-            problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
+            problem = f"{', '.join(specs)}: the worst value of the signal does not decide the formula"
             raise SpecError(problem, remedy="Pass `rescore`, so that the records can be judged again.")
         return rescore(replace(library, specs=tuple(specs.get(base_spec.spec_id, base_spec) for base_spec in library)))
     columns, rho, depths, first = list(scores.specs), scores.rho.copy(), scores.depth.copy(), scores.first.copy()
@@ -217,8 +216,8 @@ def apply_variant(
 def _parse_placeholder(spec: Spec) -> Formula:
     formula = spec.written_formula
     if not has_placeholder(formula):
-        remedy = "Write `threshold` in place of the number in its formula."
-        raise SpecError(f"{spec.spec_id} has its number in the formula, so it cannot be moved", remedy=remedy)
+        remedy = "In the formula, write `threshold` instead of the number."
+        raise SpecError(f"the formula of {spec.spec_id} has a number in the place of `threshold`", remedy=remedy)
     return formula
 
 
@@ -237,8 +236,8 @@ def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
 
 
 class VariantRates(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one cell under one variant, each with its 95 % interval; SR is left out, as thresholds do not
-    affect it.
+    """The metrics of one cell under one variant, each with its 95 % interval. SR is left out, because it does not
+    depend on thresholds.
     """
 
     safety: Rate
@@ -248,11 +247,11 @@ class VariantRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellCurve(msgspec.Struct, Generic[Point], frozen=True, kw_only=True):
-    """One cell (policy × suite), with a point for each variant or reading, in the order of these."""
+    """One cell (policy × suite), with a point for each variant or reading, in their order."""
 
     policy: str | None
     suite: str
-    n: int  # number of judged episodes; each rate of a point has a separate n
+    n: int  # number of judged episodes; rates of a point may have another n
     points: tuple[Point, ...]
 
 
@@ -260,8 +259,8 @@ SensitivityCurve = CellCurve[VariantRates]
 
 
 class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
-    """Named variants, and a curve over them for each cell; `left_out` are the variants whose families the library
-    lacks.
+    """Threshold variants, and for each cell a curve with one point per variant. `left_out` names the variants whose
+    families of specifications the library lacks.
     """
 
     variants: tuple[ThresholdVariant, ...]
@@ -271,8 +270,8 @@ class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
-    """One threshold moved over a grid; `points[k]` of each curve belongs to `thresholds[k]`. `default` is the library's
-    threshold, which need not be on the grid.
+    """Metrics over a grid of values for one threshold; `points[k]` of each curve belongs to `thresholds[k]`. `default`
+    is the library's threshold, which need not be on the grid.
     """
 
     name: str
@@ -285,9 +284,9 @@ class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None = None) -> ThresholdAblation:
-    """Return the paper's Table 9 for scores that `library` judged. `rescore` judges the same records by another
-    library, for clauses that recorded extremes do not decide. Raises the errors of `paper_variants` and
-    `apply_variant`.
+    """Return the metrics under the threshold variants of the paper's Table 9, for scores that `library` judged.
+    `rescore` judges the same records by another library, for clauses that the worst values do not decide. Raises the
+    errors of `paper_variants` and `apply_variant`.
     """
     variants, left_out = paper_variants(library)
     curves = cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants])
@@ -297,7 +296,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return each cell's metrics at each threshold; severe/threshold is constant. Raises as `apply_variant` does."""
+    """Return each cell's metrics at each threshold; severe/threshold stays fixed. Raises as `apply_variant`."""
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
     return ThresholdSweep(
@@ -312,7 +311,7 @@ def sweep_threshold(
 
 
 def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVariant]:
-    """Return the variants of a sweep, in the order of its thresholds; raise `KeyError` for an unknown id."""
+    """Return the variants of a sweep, in the order of its thresholds; raise `KeyError` for an unknown specification."""
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     variants = []
     for to in asked.thresholds:
@@ -322,9 +321,9 @@ def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVaria
 
 
 def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each cell (policy × suite) of `scores`, with a point for each of `variant_results`, which are
-    of the same episodes. An episode counts if it ran to its end, or has a verdict in some of the results. A cell is
-    left out if it has episodes but none with a verdict in `scores`; a cell without episodes is kept, with n = 0.
+    """Return a curve for each cell (policy × suite) of `scores`, with a point for each of `variant_results`, which have
+    the same episodes. An episode counts if it ran to its end, or has a verdict in at least one result. A cell is left
+    out if it has episodes but none with a verdict in `scores`; a cell without episodes is kept, with n = 0.
     """
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
@@ -343,10 +342,10 @@ def _lacks_verdict(scores: Scores, members: Ints) -> bool:
 
 
 def score_warnings(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings for all results from these scores, then one that names the cells without any verdict."""
+    """Return the warnings about the scores, and then a warning that names the cells without any verdict."""
     silent = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
     cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
-    left_out = (f"Left out, as no specification reached a verdict: {cells}.",) if silent else ()
+    left_out = (f"Left out, because no specification reached a verdict: {cells}.",) if silent else ()
     return (*provenance_marks.warn_of_scores(scores), *left_out)
 
 
@@ -360,13 +359,13 @@ def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
 # Readings of the paper
 
 
-PROSE_DEPTH = "prose depth"  # name of the reading whose depth is the one that the paper's prose defines
+PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper's prose defines
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the episodes of a cell whose verdict differs from that under the reference reading."""
+    """Numbers of episodes in a cell that have another verdict than under the reference reading."""
 
-    changed: int  # all such episodes, including those that gained or lost a verdict
+    changed: int  # all these episodes, including those that gained or lost a verdict
     to_unsafe: int
     to_safe: int
     violations: dict[str, int]  # specification -> change in the number of violating episodes; zeros are left out
@@ -383,7 +382,7 @@ ReadingCell = CellCurve[ReadingPoint]
 
 
 class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Each cell under every reading; the first reading is the reference of the changes."""
+    """The metrics of each cell under every reading; changes are relative to the first reading."""
 
     readings: tuple[str, ...]
     cells: tuple[ReadingCell, ...]
@@ -396,12 +395,12 @@ def compare_readings(
     """Return the comparison of all readings: the reference, the reference with prose depth, then the other libraries.
 
     Specifications that were added to the reference are part of every reading. The reading by net forces is left out,
-    with a warning, unless all records have net forces (`has_net_forces`). Raises `SpecError` if the reference is not a
+    with a warning, unless all records have them (`has_net_forces`). Raises `SpecError` if the reference is not a
     reading of the paper, and the same errors as `rescore`.
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:
-        remedy = "Leave --library out, or choose one of them; --rules adds specifications to all."
+        remedy = "Omit --library, or choose one of the readings; --rules adds specifications to all."
         raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
@@ -425,9 +424,9 @@ def _read_as(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with depths that reach 1 when the signal, not its excess over the threshold τ, reaches the
-    severe magnitude. The depth of a graded clause is min(1, max(0, -rho)/(severe - τ)); if severe is not above τ, it is
-    1 for every violation. Verdicts and robustness do not change.
+    """Return the scores with the depth of the paper's prose, which is 1 when the signal itself, not its excess over the
+    threshold τ, reaches the severe magnitude. The depth of a graded clause is min(1, max(0, -rho)/(severe - τ)); if
+    severe is not above τ, the depth is 1 for every violation. Verdicts and robustness do not change.
     """
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):
@@ -439,7 +438,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
     return replace(scores, depth=depth)
 
 
-_NO_NET_FORCES = f"No reading {NET_FORCE_READING}: not every record has net forces (recorded before they were kept)."
+_NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions recorded episodes without net forces."
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:

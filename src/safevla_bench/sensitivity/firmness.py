@@ -31,22 +31,22 @@ from safevla_recorder.episode import Bools, Floats
 
 PHYSICS = "sensitivity-physics.json"  # the file in a run folder that holds its replays under varied physics
 LEFT_PATH_M = 0.01
-"""A replay leaves its path when the end effector or a target is farther than this from its recorded position [m]."""
-RECORDED = "recorded"  # name of the variation that changes nothing
+"""A replay leaves the recorded path when the end effector or a target is farther than this from its position [m]."""
+RECORDED = "recorded"  # name of the replay under unchanged physics
 
 Comparison = Literal["same", "flips", "left"]
 Mark = Literal["firm", "fragile", "off path", "not replayable"]
 
 
 class ClauseReading(msgspec.Struct, frozen=True, array_like=True):
-    """The robustness of a specification (None if a Boolean signal decided it), and its first violating record."""
+    """The robustness of a specification (None if a Boolean signal decided it), and the first violating record."""
 
     rho: float | None
     first: int | None = None
 
 
 class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replay of an episode: its scored specifications with a verdict, and `left`, the first record off its path."""
+    """One replay of an episode: the scored specifications with a verdict, and `left`, the first record off the path."""
 
     policy: str | None
     suite: str
@@ -62,8 +62,8 @@ class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The replays of a run, in order of its episodes, and the rules that judged them. Each episode's first replay is
-    under its recorded physics.
+    """The replays of a run, in the order of the run's episodes, and the rules that judged them. The first replay of
+    each episode is under the recorded physics.
     """
 
     archive_sha256: str | None
@@ -76,14 +76,14 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> PhysicsFile | None:
-        """Return the file of a run folder, or None if the folder has none. Raises `RunError` if it cannot be read."""
+        """Return the replays in a run folder, or None if it has none. Raises `RunError` if their file is unreadable."""
         try:
             return decode_input(folder / PHYSICS, partial(decode_json, kind=cls))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             place = Place(file=str(folder / PHYSICS))
-            raise RunError(f"cannot be read: {error}", remedy="Move it away, and replay again.", place=place) from None
+            raise RunError(f"cannot be read: {error}", remedy="Move the file and replay again.", place=place) from None
 
     @property
     def offered(self) -> tuple[str, ...]:
@@ -98,12 +98,12 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in whole]
 
     def is_of(self, archive_sha256: str | None, rules: NamedRules) -> bool:
-        """Return whether the replays are those of this archive, judged by these rules."""
+        """Return whether the replays are of the archive with this digest, and were judged by these rules."""
         return self.archive_sha256 == archive_sha256 and self.judged_by.rules == rules.rules
 
 
 def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
-    """Return specification id -> reading, for the scored specifications with a verdict on the episode at `index`."""
+    """Return the readings of the scored specifications with a verdict on the episode at `index`, by specification."""
     columns = [k for k in scores.scored_columns if scores.state[k, index] == ACTIVE]
     firsts = [int(scores.first[k, index]) if scores.is_violated[k, index] else None for k in columns]
     readings = [
@@ -131,7 +131,7 @@ def tracked_path(batch: Batch) -> Floats:
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
-    """Return in which records two paths, [n, bodies, 3] in m, are too far apart, up to the end of the shorter path."""
+    """Return flags of the records in which two paths, [n, bodies, 3] in m, are too far apart (n of the shorter one)."""
     count = min(len(recorded), len(replayed))
     apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
     off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
@@ -140,7 +140,7 @@ def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
 
 @dataclass(frozen=True)
 class EpisodeFirmness:
-    """One episode: its replay under recorded physics, comparable replays under varied physics, and their effects."""
+    """One episode's replay under recorded physics, and its comparable replays under varied physics."""
 
     recorded: PhysicsReplay
     varied: tuple[PhysicsReplay, ...]
@@ -150,9 +150,9 @@ class EpisodeFirmness:
         return not any(reading.first is not None for reading in self.recorded.clauses.values())
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
-        """Compare one specification between the recorded and a varied replay; a vacuous one is not violated. A
-        violation in the replay counts only until the replay leaves its path. A recorded violation flips if the replay
-        never violates, and leaves its path only after the recorded violation.
+        """Compare one specification between the recorded and a varied replay; a vacuous specification is not violated.
+        A violation in the varied replay counts only until this replay leaves the recorded path. A recorded violation
+        flips if the varied replay has no violation, and leaves the path only after the recorded violation.
         """
         sides = [clauses.get(spec_id) for clauses in (self.recorded.clauses, replay.clauses)]
         recorded, first = [None if side is None else side.first for side in sides]
@@ -166,7 +166,7 @@ class EpisodeFirmness:
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
-        """Compare the verdict on the episode; a specification that the replay did not decide counts as recorded."""
+        """Compare the verdict on the episode; a specification that the replay does not decide counts as recorded."""
         flipped = set(self.flips(replay))
         broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         if (not broken ^ flipped) != self.is_safe:
@@ -182,7 +182,7 @@ class EpisodeFirmness:
 
     @property
     def reason(self) -> str:
-        """Which variations flip which specifications, or make the replay leave its path; or why there is no replay."""
+        """The variations that flip specifications, or else make a replay leave the path; or why there is no replay."""
         if self.mark == "fragile":
             flips = {replay.variation: self.flips(replay) for replay in self._with_verdict("flips")}
             return "; ".join(f"{name}: {', '.join(ids)}" for name, ids in flips.items())
@@ -200,9 +200,9 @@ NO_FIRMNESS: Firmness = {}
 @dataclass(frozen=True, slots=True)
 class ClauseFirmness:
     """One specification in one suite: the numbers of firm, fragile and censored episodes. In a fragile episode, some
-    variation flips the specification's verdict. In a censored episode none does, but some replay left its path before
-    the verdict was decided. `spreads` are, by episode, the ranges of robustness over replays that never leave their
-    path. `by_variation` counts the flips.
+    variation flips the specification's verdict. In a censored episode, no variation does, but some replay left the
+    recorded path before the verdict was decided. `spreads` are the episodes' ranges of robustness over replays that
+    stay on the path. `by_variation` counts the flips by each variation.
     """
 
     suite: str
@@ -221,8 +221,8 @@ class ClauseFirmness:
 
 
 def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
-    """Return (policy, episode id) -> the episode's replays, for runs whose replays were judged by the same rules.
-    Policies have their names in `judged`. Raises `RunError` for a file of replays that cannot be read.
+    """Return (policy, episode id) -> the episode's replays, for runs whose replays were judged by the rules of
+    `judged`. Policies have the same names as in `judged`. Raises `RunError` for a file of replays that cannot be read.
     """
     found = {}
     for source in judged.records.sources:
@@ -235,7 +235,7 @@ def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
 
 
 def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False) -> list[ClauseFirmness]:
-    """Return a row for each suite and specification, in order of appearance; if `pooled`, one suite "" joins all."""
+    """Return a row for each suite and specification, in order of appearance; `pooled` joins all suites into one, ""."""
     rows: dict[tuple[str, str], list[EpisodeFirmness]] = {}
     for episode in episodes:
         for spec_id in episode.recorded.clauses:
@@ -268,7 +268,7 @@ def _mark(comparisons: Collection[Comparison]) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class SafetyRange:
-    """Counts of a policy's replayed episodes that are safe as recorded, and of the firm ones; others are uncertain."""
+    """Counts of a policy's replayed episodes: all (`n`), those safe as recorded, and those with a firm verdict."""
 
     policy: str | None
     marks: Mapping[Mark, int]
@@ -293,9 +293,9 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """An episode as recorded, and replayed without a possible cause of a violation: its scored specifications, and
-    whether it succeeded. `left` is the first record in which the replay is off its recorded path; None if it stays on
-    the path, or if its records have other times.
+    """An episode as recorded, and replayed without a possible cause of a violation: for each, the scored specifications
+    and the success. `left` is the first record in which the replay is off the recorded path; None if it stays on the
+    path, or if its records have other times than the recorded ones.
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence
@@ -310,10 +310,10 @@ class Counterfactual:
         return sides[0] is not None and sides[0].first is not None, sides[1] is not None and sides[1].first is not None
 
     def select(self, broken: tuple[bool, bool]) -> list[str]:
-        """Return the specifications that are broken or not as this pair says: as recorded, and without the cause."""
+        """Return the specifications with this result of `is_broken`: (violated as recorded, and without the cause)."""
         return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
 
     @property
     def has_vanished(self) -> bool:
-        """Whether some specification was violated as recorded, and none is violated without the cause."""
+        """Whether a specification is violated as recorded, and no specification is violated without the cause."""
         return bool(self.select((True, False))) and not self.select((True, True)) + self.select((False, True))
