@@ -239,7 +239,7 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_leave_memory(
 TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
 REPEATED = concatenate_batches([episode(2), episode(3)])
 REFUSED = [
-    *((suffix, write_archive, TWO, "holds one episode, these are 2") for suffix in SINGLE),
+    *((suffix, write_archive, TWO, "holds one episode, but there are 2") for suffix in SINGLE),
     *((suffix, append_episodes, episode(2), "cannot be appended to") for suffix in (".parquet", *SINGLE)),
     *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
 ]

@@ -106,12 +106,16 @@ NPZ = {
     "a byte that is no truth": (
         lambda a: {"gripper_contact": np.array([0, 1, 2], "u1").view("?")},
         "gripper_contact",
-        "neither 0 nor 1",
+        "other than 0 or 1",
     ),
-    "objects": (lambda a: {"eef_pos_m": np.array([{}, None, "x"], dtype=object)}, "eef_pos_m", "not a plain array"),
+    "objects": (
+        lambda a: {"eef_pos_m": np.array([{}, None, "x"], dtype=object)},
+        "eef_pos_m",
+        "not a plain NumPy array",
+    ),
     "texts": (lambda a: {"header": np.array("x" * 9)}, "header", "the type is <U9"),
     "another shape": (lambda a: {"eef_pos_m": np.ones((3, 2))}, "eef_pos_m", r"the shape is \[3, 2\]"),
-    "bodies as a table": (lambda a: {"pos_bodies": np.ones((3, 1), "i8")}, "pos_bodies", "one number a body"),
+    "bodies as a table": (lambda a: {"pos_bodies": np.ones((3, 1), "i8")}, "pos_bodies", "one index per body"),
     "a body beyond the table": (lambda a: {"pos_bodies": np.array([0, 1, 5])}, "pos_bodies", "5 is not between 0"),
     "a body twice": (lambda a: {"pos_bodies": np.array([0, 1, 0])}, "pos_bodies", "a body is repeated"),
     "something below nothing gripped": (
@@ -124,20 +128,20 @@ NPZ = {
     "columns of two lengths": (lambda a: {"contacts.force_n": np.ones(3)}, "contacts", "differ in length"),
     "a column that is a number": (lambda a: {"contacts.force_n": np.array(1.0)}, "contacts", "not a list of numbers"),
     "not a number": (lambda a: {"contacts.force_n": np.array([1, np.nan])}, "contacts[1].force_n", "not a finite"),
-    "an unknown array": (lambda a: {"rgb": np.ones(3)}, "rgb", "not an array of a record"),
+    "an unknown array": (lambda a: {"rgb": np.ones(3)}, "rgb", "the format has no array"),
     "an empty header": (lambda a: {"header": np.empty(0, "u1")}, "header", "malformed JSON"),
-    "a header that is a list": (lambda a: {"header": text([])}, "header", "an episode is a JSON object"),
+    "a header that is a list": (lambda a: {"header": text([])}, "header", "a JSON object is required"),
     "no records": (with_header(records=0), "records", "Expected `int` >= 1"),
     "records without end": (with_header(records=10**9), "records", "<= 1000000"),
     "an unknown field": (with_header(mine=1), None, "unknown field `mine`"),
-    "host fields as a list": (with_extra([]), None, "is a JSON object"),
-    "host fields of another level": (with_extra({"top": {}}), "extra", "header, steps and contacts only"),
+    "host fields as a list": (with_extra([]), None, "a JSON object is required"),
+    "host fields of another level": (with_extra({"top": {}}), "extra", "only header, steps and contacts"),
     "host fields over the schema's": (with_extra({"header": {"dt": 9}}), "extra", "'dt' is a field of the schema"),
     "host fields of no step": (with_extra({"steps": {"3": {"x": 1}}}), "extra", "steps has no '3'"),
     "host fields of step ²": (with_extra({"steps": {"²": {"x": 1}}}), "extra", "steps has no '²'"),
     "host fields of no contact": (with_extra({"contacts": {"2": {"x": 1}}}), "extra", "contacts has no '2'"),
-    "host fields that are none": (with_extra({"steps": {"0": 3}}), "extra", "are an object"),
-    "steps that are none": (with_extra({"steps": 3}), "extra", "steps is an object"),
+    "host fields that are none": (with_extra({"steps": {"0": 3}}), "extra", "must be an object"),
+    "steps that are none": (with_extra({"steps": 3}), "extra", "steps must be an object"),
     "an infinite host field": (
         lambda a: {"extra": np.frombuffer(b'{"header": {"x": [1e999]}}', "u1")},
         "extra",
@@ -169,7 +173,7 @@ def test_an_array_that_another_needs_is_missed(tmp_path, lost):
 def test_an_array_that_was_lost_does_not_look_as_if_never_recorded(tmp_path):
     arrays = members(tmp_path / "x.npz")
     np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != "gripper_contact"})
-    with pytest.raises(RecordError, match="lists other arrays"):
+    with pytest.raises(RecordError, match="does not list the file's arrays"):
         open_archive(tmp_path / "x.npz")
 
 
@@ -278,12 +282,17 @@ PARQUET = {
     "a pair of three": (put("dropped_pairs", [["a", "b", "c"]]), None, "dropped_pairs[0]", "length 2"),
     "a null in a family": (put("eef_pos_m", [[0.0, 0.0, None]] * 3), None, "eef_pos_m", "a value is null"),
     "a null for a step": (put("eef_pos_m", [None] * 3), None, "eef_pos_m", "a value is null"),
-    "steps of two widths": (put("joint_torque_nm", [[0.0], [0.0], [0.0, 1.0]]), 2, "joint_torque_nm", "2 values, 1"),
+    "steps of two widths": (
+        put("joint_torque_nm", [[0.0], [0.0], [0.0, 1.0]]),
+        2,
+        "joint_torque_nm",
+        "2 values, but 1",
+    ),
     "bodies of two widths": (
         put("body_pos_m", [[[0.0] * 3] * 3, [[0.0] * 3, [0.0] * 2, [0.0] * 3], [[0.0] * 3] * 3]),
         1,
         "body_pos_m",
-        "2 values, 3 in step 0",
+        "2 values, but 3 in step 0",
     ),
     "another width": (put("eef_pos_m", [[0.0] * 2] * 3), None, "eef_pos_m", r"the shape is \[3, 2\]"),
     "not a number": (put("eef_pos_m", [[0.0] * 3, [0.0, float("nan"), 0.0], [0.0] * 3]), 1, "eef_pos_m[1]", "nan"),

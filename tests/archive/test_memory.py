@@ -63,8 +63,8 @@ def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> di
 
 
 REFUSED = (
-    "cannot be read|not a regular file|not that of an archive|no such file|not a run folder|not a plain table|"
-    "nothing can be decompressed|more than|more memory|array of no length"
+    "cannot be read|not a regular file|not have an archive's suffix|no such file|not a run folder|not a plain table|"
+    "cannot be decompressed|more than|more memory|array of no length"
 )
 
 

@@ -73,12 +73,12 @@ def test_nothing_is_overwritten(convert, two, tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("x.csv", "the suffix is not that of an archive"),
-        ("x", "the suffix is not that of an archive"),
-        ("x.npz", "holds one episode, these are 2"),
-        ("x.json", "holds one episode, these are 2"),
+        ("x.csv", "does not have an archive's suffix"),
+        ("x", "does not have an archive's suffix"),
+        ("x.npz", "holds one episode, but there are 2"),
+        ("x.json", "holds one episode, but there are 2"),
         ("no/x.jsonl", "No such file or directory"),
-        ("x/", "the suffix is not that of an archive"),
+        ("x/", "does not have an archive's suffix"),
     ],
 )
 def test_what_cannot_be_written_is_an_error_and_leaves_nothing(convert, two, tmp_path, name, problem):

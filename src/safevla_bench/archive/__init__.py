@@ -2,9 +2,9 @@
 
 `.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended
 `.json`, `.npz`                       one episode per file
-`.parquet`                            one row per episode; only written as a whole
+`.parquet`                            one row per episode; the file can only be written as a whole
 
-All formats hold the same episodes, bit for bit, and the same rules apply to reading them.
+Every format preserves an episode bit for bit, and the readers of all formats apply the same rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 
 def detect_suffix(path: Path) -> str:
     """Return the suffix that determines a file's format, such as `.jsonl.gz`; the file need not exist. Raises
-    `RecordError` if the name has no supported suffix, as for a folder.
+    `RecordError` if the name has no supported suffix, for example because it is the name of a folder.
     """
     for suffix in _READ:
         if path.name.endswith(suffix):
@@ -42,17 +42,17 @@ def detect_suffix(path: Path) -> str:
         raise RecordError("a folder, not an archive", remedy=remedy, place=Place(file=str(path)))
     if path.suffix in (".hdf5", ".h5"):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
-        remedy = f"To have them replayed in their simulator, recorded and judged: {command}"
+        remedy = f"To replay the demonstrations in their simulator, record them and judge them, run: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
-    remedy = f"Archives end in {', '.join(_READ)}. `safevla score` also prints the SR of other tools' results."
-    raise RecordError("the suffix is not that of an archive", remedy=remedy, place=Place(file=str(path)))
+    remedy = f"Archives have the suffix {', '.join(_READ)}. `safevla score` also prints the SR of other tools' results."
+    raise RecordError("the file does not have an archive's suffix", remedy=remedy, place=Place(file=str(path)))
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
-    Errors are never raised: one is also yielded for a missing, damaged or unsupported file, and for an id that a policy
-    already has in any of the files. `wanted` holds the indices of the episodes to read, counted over all files; None =
-    all. If a row group of a Parquet file has a wanted episode, all its episodes are yielded.
+    Nothing is raised: a `RecordError` is also yielded for a missing, damaged or unsupported file, and for an episode id
+    that a policy already has. `wanted` holds the indices of the episodes to read, counted over all files; None = all
+    episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}
@@ -66,12 +66,12 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
         except RecordError as error:
             yield error
         except OSError as error:
-            remedy = "Name an archive file or a run folder."
+            remedy = "Pass the path of an archive file or a run folder."
             yield DamageError(error.strerror or str(error), remedy=remedy, place=Place(file=str(path)))
 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the episodes whose keys are not in `seen`, and an error for each other episode; adds the keys to `seen`."""
+    """Yield the episodes with new keys, which are added to `seen`, and an error for each repeated episode."""
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
@@ -79,14 +79,14 @@ def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iter
         return
     for index, key in enumerate(keys):
         if key in seen:
-            remedy = f"{seen[key]} has it already. {_UNIQUE}"
+            remedy = f"{seen[key]} already contains this episode. {_UNIQUE}"
             yield _repeated_id(key, path, remedy)
         else:
             seen[key] = str(path)
             yield select_episodes(batch, [index])
 
 
-_UNIQUE = "Give each episode of a policy its own id, and episodes of different policies their policy's name."
+_UNIQUE = "All episodes of a policy need different ids. Episodes of different policies need the name of their policy."
 
 
 def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
@@ -107,19 +107,19 @@ def open_archive(path: str | Path) -> Batch:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
     batches = [episode for episode in episodes if isinstance(episode, Batch)]
     if not batches:
-        remedy = "An archive has at least one episode, one per line or row."
+        remedy = "An archive needs at least one episode, one per line or row."
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
     return concatenate_batches(batches)
 
 
 def append_episodes(path: Path, batch: Batch) -> None:
     """Append all episodes of a batch to an archive file, in order, or none of them; a missing file is created. Only
-    `.jsonl` formats support this. The ids are not compared with the ids in the file. Raises `RecordError` if the format
-    is unknown or does not support appending, and `FileError` if the file cannot be written.
+    `.jsonl` formats support appending. The new ids are not compared with the ids in the file. Raises `RecordError` if
+    the format is unknown or does not support appending, and `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
-        remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
+        remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, then convert the complete file: `safevla convert`."
         raise RecordError(f"a {suffix} file cannot be appended to", remedy=remedy, place=Place(file=str(path)))
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
@@ -131,8 +131,8 @@ def write_archive(path: Path, batch: Batch) -> None:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches to one archive file, all or none; an existing file is replaced. Raises
-    `RecordError` if the format is unknown, if it holds one episode and there are several, or if an id is repeated.
-    Raises `FileError` if the file cannot be written.
+    `RecordError` if the format is unknown, if a format for one episode gets several episodes or none, or if an id is
+    repeated. Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
@@ -152,9 +152,9 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
             first = select_episodes(batch, [0])
         count += len(batch)
     if count != 1:
-        remedy = "Name a form for many episodes, such as .jsonl or .parquet."
+        remedy = "Choose a format for several episodes, such as .jsonl or .parquet."
         place = Place(file=str(path))
-        raise RecordError(f"a {suffix} file holds one episode, these are {count}", remedy=remedy, place=place)
+        raise RecordError(f"a {suffix} file holds one episode, but there are {count}", remedy=remedy, place=place)
     yield first
 
 
@@ -163,6 +163,6 @@ def _yield_unique(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:
-                raise _repeated_id(header.key, path, f"{_UNIQUE} Write those of different sources to separate files.")
+                raise _repeated_id(header.key, path, f"{_UNIQUE} Write different sources to separate files.")
             seen.add(header.key)
         yield batch

@@ -1,8 +1,8 @@
-"""JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
+"""JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); a `.json` file has one.
 
-Each episode is a separate compressed member. So episodes can be appended to a file, and a crash damages only the last
-one. A member is decoded only after its checksum was verified; the data after a damaged member are not read. The
-compressed bytes contain neither a time nor a file name.
+In a compressed file, each episode is a separate member (gzip) or frame (zstd). So episodes can be appended, and a crash
+damages only the last episode. A member's data are used only after its checksum was verified; data after a damaged
+member are not read. The compressed bytes contain neither a time nor a file name.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from safevla_recorder import channels
 from safevla_recorder.episode import ContactList, EpisodeArrays
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-WHOLE = ".json"  # one episode on any number of lines; read, never appended to
+WHOLE = ".json"  # a file with one episode on any number of lines; nothing can be appended to it
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-MAX_BLANK_LINES = 1 << 20  # limits the time for a small compressed file with a huge number of empty lines
+MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which take long to read
 _REMEDY = "Check that this is an archive with one episode per line."
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order: each line gives a batch of one episode, or the line's error. Blank lines
-    and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises `DamageError` if
-    a compressed member is damaged or too many lines are bad or blank; the rest of the file is then not read.
+    """Yield the episodes of one file in order: one batch of one episode per line, or an error for an invalid line.
+    Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
+    `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
     """
     bad = blank = 0
     try:
@@ -69,7 +69,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
 
 
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
-    """Return the bytes that append one episode to a file with this suffix: one line, compressed separately."""
+    """Return one episode as a line of JSON, compressed if the file's suffix requires compression."""
     line = encode_json(batch, index)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
@@ -101,26 +101,26 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         yield from _read_members(stream, *compression)
 
 
-# The pieces are small because zlib can expand a byte to 1032 bytes, and zstd 4 bytes to 128 KiB.
-_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # bytes per read, decompressor of a member
+# A file is read in small pieces because zlib can expand 1 byte to 1032 bytes, and zstd 4 bytes to 128 KiB.
+_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # suffix -> bytes per read, decompressor factory
     ".gz": (1 << 13, lambda: zlib.decompressobj(wbits=31)),
     ".zst": (1 << 8, lambda: zstandard.ZstdDecompressor().decompressobj()),
 }
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pieces of each gzip member or zstd frame once its checksum is verified; ignore zeros at the end."""
+    """Yield the data of gzip members or zstd frames with verified checksums; ignore zero bytes at the file's end."""
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
         member, pieces = new_member(), list[bytes]()
         try:
             while not member.eof:
                 if not rest:
-                    raise zlib.error("the file ends inside the member")
+                    raise zlib.error("the file ends inside a compressed member")
                 pieces.append(member.decompress(rest))
                 rest = member.unused_data if member.eof else stream.read(size)
         except (zlib.error, zstandard.ZstdError) as error:
-            problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
+            problem = f"the data from byte {place} to the file's end cannot be decompressed: {error}"
             raise RecordError(problem, remedy=record_schema.REMEDY_BROKEN) from None
         yield from pieces
         place = stream.tell() - len(rest)
@@ -155,7 +155,7 @@ def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value per record) for each recorded family, actions last; the action of record 0 is UNSET."""
+    """Yield the name and the values (one per record) of each recorded field; actions come last, UNSET in record 0."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
     yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))
@@ -196,8 +196,8 @@ _MEASURED = ("force_n", channels.NET_FORCE, "impulse_ns", channels.NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
-    """Parse the JSON text of one episode to a batch of one. Raises `RecordError` that names the episode, the step, the
-    field and the remedy; the caller adds file and line.
+    """Parse the JSON text of one episode to a batch of one. Raises a `RecordError` that names the episode, the step,
+    the field and the remedy; the caller adds file and line.
     """
     tree = record_schema.parse_json(line)
     try:
@@ -234,10 +234,8 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
 
 
 _REMEDY_T = "Number the steps 0, 1, 2, … in order; N actions give N + 1 steps."
-_REMEDY_FAMILY = (
-    "A family of fields is in every step or in none; leave it out everywhere if it was not always measured."
-)
-_REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, target, bystander or furniture."
+_REMEDY_FAMILY = "Write the field in all steps or in no step; leave it out if it was not always measured."
+_REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, target, bystander or furniture."
 
 
 def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
@@ -250,10 +248,10 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
-    """Return the rows of a channel; None for a channel with one row per action if there is no action."""
+    """Return the rows of a channel; None for a channel with a row per action if the episode has no recorded actions."""
     first = int(spec.is_per_action)
     if first and getattr(steps[0], spec.name) is not UNSET:
-        remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
+        remedy = "Record 0 is the state before any action; write an action into the record that it led to."
         raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
     if first and not (len(steps) > 1 and _in_every_step(steps[1:], spec.name)):
         return None
@@ -268,11 +266,11 @@ def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDA
     for t, row in enumerate(rows):
         if len(row) != width:
             place = Place(step=t + first, field=name)
-            raise RecordError(f"{len(row)} numbers, {width} in step {first}", remedy=_REMEDY_WIDTH, place=place)
+            raise RecordError(f"{len(row)} numbers, but {width} in step {first}", remedy=_REMEDY_WIDTH, place=place)
     return np.array(rows, dtype=np.float64).reshape(len(rows), width)
 
 
-_REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
+_REMEDY_WIDTH = "Every step needs the same number of values, in the same order."
 
 
 def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
@@ -289,7 +287,7 @@ def _read_poses(
     for t, step in enumerate(steps):
         difference = getattr(step, name).keys() ^ set(names)
         if difference:
-            remedy = "The bodies of a pose family are the same in every step."
+            remedy = "A field with poses must have the same bodies in every step."
             place = Place(step=t, field=f"{name}.{min(difference)}")
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
     rows = [[getattr(step, name)[body] for body in names] for step in steps]

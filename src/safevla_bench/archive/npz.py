@@ -1,4 +1,4 @@
-"""NumPy archives (`.npz`): one episode per file, in the format of `safevla_recorder.episode`; files are not trusted."""
+"""NumPy archives (`.npz`) of one episode, in the format of `safevla_recorder.episode`. The files are not trusted."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 
 
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episode of one file as a batch of one, or its `RecordError`; nothing if the episode is not selected.
-    Raises `OSError` if the file cannot be opened.
+    """Yield the episode of one file as a batch of one, or a `RecordError` if the episode is invalid. Yield nothing if
+    the episode is not selected. Raises `OSError` if the file cannot be opened.
     """
     if not selection.next_wanted():
         return
@@ -73,7 +73,7 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
-"""Errors that zipfile raises for a damaged file; `OSError` if the file makes it seek beyond its end."""
+"""Errors that zipfile raises for a damaged file, such as `OSError` for a position beyond the end of the file."""
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -84,9 +84,13 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
         if name not in DTYPES:
             remedy = "Put host-specific fields into `extra`, as JSON."
-            refuse_field(f"{name!r} is not an array of a record", remedy, name)
+            refuse_field(f"the format has no array {name!r}", remedy, name)
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
+            refuse_field(
+                "the array is encrypted, or compressed by an unsupported method",
+                "Write the file with numpy.savez_compressed.",
+                name,
+            )
         members[name] = member
     return members
 
@@ -94,20 +98,20 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
     array, dtype = decode_array(archive.read(member)), DTYPES[name]
     if array is None:
-        refuse_field("not a plain array of NumPy", "Write it with numpy.savez.", name)
+        refuse_field("the data are not a plain NumPy array", "Write the array with numpy.savez.", name)
     if array.dtype.str != dtype.str:
-        refuse_field(f"the type is {array.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
+        refuse_field(f"the type is {array.dtype.str}, expected {dtype.str}", f"Write the array as {dtype.name}.", name)
     return array
 
 
 def decode_array(content: bytes) -> NDArray[Any] | None:
-    """Return the array in the bytes of a `.npy` file of version 1.0, read-only and without a copy. Return None if the
-    bytes are not such a file, contain objects, or have the wrong length for the array.
+    """Return the array in the bytes of a `.npy` file (version 1.0), as a read-only view of these bytes. Return None if
+    the bytes are not such a file, contain Python objects, or have the wrong length for the array.
     """
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
-        with warnings.catch_warnings(action="ignore"):  # warnings about headers that only Python 2 wrote
+        with warnings.catch_warnings(action="ignore"):  # NumPy warns about headers written by Python 2
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
         array = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
     except _BAD_HEADER:
@@ -116,7 +120,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
 
 
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
-"""Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes."""
+"""Errors that NumPy raises for a malformed header: NumPy parses a header as a Python literal, or else tokenizes it."""
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:
@@ -134,13 +138,13 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
     if name not in arrays:
-        refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
+        refuse_field(f"the array {name!r} is missing", "Write the header as JSON in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArrays:
     if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
-        refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
+        refuse_field(f"the header does not list the file's arrays: {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
@@ -162,18 +166,18 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArray
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
     if (family in arrays) != (name in arrays):
-        refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
+        refuse_field(f"{family} and {name} go together, but one is missing", "Write both arrays, or neither.", family)
     places = arrays.get(name, np.empty(0, dtype=PLACE))
     if places.ndim != 1:
-        problem = f"the shape is {list(places.shape)}, expected one number a body"
-        refuse_field(problem, "Write indices in body_roles.", name)
+        problem = f"the shape is {list(places.shape)}, but one index per body is expected"
+        refuse_field(problem, "Write each body as its index in body_roles.", name)
     return [int(place) for place in places]
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
-        refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)
+        refuse_field("a Boolean is stored as a byte other than 0 or 1", "Write the array as bool.", name)
     return truths
 
 
@@ -190,5 +194,5 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     if any(values.ndim != 1 for values in contacts.values()):
         refuse_field("a column is not a list of numbers", "Write one value per contact.", "contacts")
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
-        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all formats
+        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # one NaN for all formats
     return ContactList(**contacts)

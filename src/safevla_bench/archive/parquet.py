@@ -34,12 +34,12 @@ SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
 _NAME = "episode_id"
 _REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
-_REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
+_REMEDY_COLUMNS = "Write the same columns as `safevla convert`; put host-specific fields into `extra`, as JSON."
 
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches as a `.parquet` file into an empty stream open for reading and writing. Memory
-    holds one row group at a time. The file is rewritten if an episode has a rare channel without a column.
+    """Write the episodes of batches as a `.parquet` file into an empty stream open for reading and writing. Only one
+    row group at a time is in memory. The file is rewritten if an episode has a rare channel that has no column yet.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -98,7 +98,7 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 
 def count_rows(path: Path) -> list[int]:
-    """Return the number of rows of each row group; [] for a file that cannot be read."""
+    """Return the number of rows of each row group, or [] if the file cannot be read."""
     with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, groups):
         _check_columns(file.schema_arrow)
         return groups
@@ -106,10 +106,10 @@ def count_rows(path: Path) -> list[int]:
 
 
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, one batch per row group, or one batch per row if a row of the group is
-    invalid. A group with a selected episode is yielded whole; groups without one are not read. An invalid row is
-    yielded as an error whose `line` is the row's number, from 1. A damaged group is yielded as one `DamageError` that
-    counts its episodes, and a damaged file as one without a count. Raises only `OSError`, if the file cannot be opened.
+    """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
+    invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
+    an invalid row has the row's number, from 1, as `line`. A damaged group gives one `DamageError` with the number of
+    its episodes, and a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
     open_input(path).close()
@@ -119,7 +119,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
             firsts = accumulate(groups, initial=1)
             chosen = [each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1])]
             calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]
-            with closing(_read_ahead(calls)) as loaded:  # the thread ends before the file is closed
+            with closing(_read_ahead(calls)) as loaded:  # ends the reading thread before the file is closed
                 for (_, size, first), rows in zip(chosen, loaded, strict=True):
                     if isinstance(rows, RecordError):
                         problem = f"rows {first} to {first + size - 1} cannot be read: {rows.problem}"
@@ -140,7 +140,7 @@ def _describe_damage(error: Exception) -> str:
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
-    """Yield the results of the calls, in order; a thread computes the next one while the current one is in use."""
+    """Yield the results of the calls, in order; a thread makes the next call while the current result is in use."""
     with ThreadPoolExecutor(1) as thread:
         waiting: deque[Future[T]] = deque()
         for call in calls:
@@ -154,10 +154,12 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
     try:
         with limit_memory(path):
-            # Running out of memory in pyarrow's threads aborts the process.
+            # pyarrow's threads would abort the process when they run out of memory.
             table = file.read_row_group(number, use_threads=False)
         if table.num_rows != rows:
-            raise RecordError(f"{table.num_rows} rows, and the footer says {rows}", remedy=REMEDY_BROKEN)
+            raise RecordError(
+                f"the row group has {table.num_rows} rows, but the footer says {rows}", remedy=REMEDY_BROKEN
+            )
         batches: list[pa.RecordBatch] = table.to_batches()
     except RecordError as error:
         return error

@@ -1,7 +1,7 @@
-"""Readers of Parquet files of unknown origin.
+"""Readers of Parquet files from untrusted sources.
 
-Callers use `limit_memory`, since a few bytes of a page may encode any number of values. Column statistics are never
-read: `metadata.row_group(0).column(0)` aborts the process if they contradict each other.
+Callers must use `limit_memory`, because a few bytes of a page may encode any number of values. Column statistics are
+never read, because reading contradictory statistics (`metadata.row_group(0).column(0)`) aborts the process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 
-MAX_TABLE_BYTES = 1 << 27  # maximum size of a table that is read whole, such as episodes.parquet: about 400,000 rows
+MAX_TABLE_BYTES = 1 << 27  # maximum size of a table that is read at once, such as an episodes.parquet of 400,000 rows
 BATCH_ROWS = 1 << 16
 
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[int]]]:
-    """Open a file, and count the rows of each row group. Raises the errors of pyarrow."""
+    """Yield the opened file and the number of rows of each row group. Raises the errors of pyarrow."""
     open_input(path).close()
-    # pyarrow opens the file: if its threads read a Python file object, they abort the process when it exits
+    # pyarrow must open the file itself: pyarrow threads that read a Python file object abort the process at exit
     with pa.OSFile(os.fsencode(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
         yield file, [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
@@ -43,8 +43,8 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
 
 
 def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
-    """Return the table in a Parquet file's bytes. Raises `RecordError` if it needs more than `most_bytes`, and
-    pyarrow's errors. Uses this thread only: pyarrow threads that hold Python bytes at exit abort the process.
+    """Return the table in a Parquet file's bytes. Raises `RecordError` if the table needs more than `most_bytes`, and
+    pyarrow's errors. No pyarrow threads are used, because they abort the process at exit if they hold Python bytes.
     """
     options = {"pre_buffer": False, "page_checksum_verification": True}
     with _translated_names(), pq.ParquetFile(pa.BufferReader(content), **options) as file:

@@ -1,11 +1,11 @@
-"""The columns of the Parquet format: vectorized conversion of batches to and from Arrow tables (row = episode).
+"""Conversion of batches to and from Arrow tables with the columns of the Parquet format; one row is one episode.
 
-Columns have the names, types and units of the record's fields: the header's fields, `bodies` (name and role), `records`
-(the number of records), and the channels as nested lists over the steps. Null = not recorded. Other columns refer to
-bodies by index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows.
-The grips of several arms are one list: record after record, each with the arms in order. Maps of texts are lists of
-pairs, `key` and `value`; in older files, Arrow maps. `extra` holds host-specific fields as JSON. A file has a rare
-channel's column only if one of its episodes has the channel.
+The columns are the header's fields, `bodies` (names and roles), `records` (the number of records), and the channels as
+nested lists over the steps, in the units of the channels. Null means not recorded. Other columns refer to a body by its
+index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows. For
+several arms, a channel of grips is one list: record after record, with the arms in order. Maps of texts are lists of
+pairs (`key`, `value`); older files have Arrow maps. `extra` holds host-specific fields as JSON. A file has a column for
+a rare channel only if an episode of the file has the channel.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def _channel_field(spec: channels.ChannelSpec) -> pa.Field:
 
 
 def list_pairs(value: pa.DataType) -> pa.DataType:
-    """Return the type of a column of named values: a list of pairs, since Hugging Face's datasets do not read maps."""
+    """Return the type of a column of named values: a list of pairs, as Hugging Face's `datasets` cannot read maps."""
     return pa.list_(pa.struct([("key", pa.string()), ("value", value)]))
 
 
 def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return a mapping in the form of the values of a `list_pairs` column."""
+    """Return a mapping as the list of pairs that a column of the type `list_pairs` stores."""
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
@@ -73,7 +73,7 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
 GEOMETRY = "geometry"
 """Rare header field whose text is the same in many episodes: a row group stores each distinct text once."""
 RARE_FIELDS = (GEOMETRY, "arms", "arm_joints", "arm_bodies")
-"""Header fields that have a column in a file only if one of its episodes has the field."""
+"""Header fields that have a column in a file only if an episode of the file has the field."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -89,9 +89,9 @@ SCHEMA = pa.schema(
     ]
 )
 FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
-"""Column name -> the type in older files, which can still be read."""
+"""Maps a column's name to the column's type in older files, which can still be read."""
 _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
-"""Channels that have a column in a file only if one of its episodes has the channel."""
+"""Channels that have a column in a file only if an episode of the file has the channel."""
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
@@ -151,7 +151,7 @@ def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Arr
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
-    if spec.is_scalar:  # one number per arm
+    if spec.is_scalar:  # a row has one number per arm
         return _list_array(_to_arrow(channel.values, spec), rows * np.maximum(channel.width, 0), channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
     return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
@@ -196,17 +196,17 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     return nested
 
 
-# Decoding of all rows of a group at once. The error is that of the first invalid row, without the row's number.
+# Decoding of all rows of a group at once. An error does not contain the number of the invalid row.
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
-_REMEDY_NULL = "Leave a family out if it was not recorded; only impulses and gripped_body may be null within one."
-_REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
+_REMEDY_NULL = "Leave a channel out if it was not recorded; only impulses and gripped_body may contain nulls."
+_REMEDY_WIDTH = "Every step needs the same number of values, in the same order."
 
 
 def decode_rows(rows: pa.RecordBatch) -> Batch:
-    """Decode rows, whose columns are a subset of `SCHEMA`, to one batch. Raises `RecordError` if a row is invalid; its
-    place names the step and field correctly only if there is a single row.
+    """Decode rows, whose columns are a subset of `SCHEMA`, to one batch. Raises `RecordError` if a row is invalid; the
+    step and the field in the error are correct only if there is a single row.
     """
     try:
         batch = _build_batch(_Columns(rows))
@@ -217,7 +217,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of E rows, and per episode: outline, counts of records, bodies and arms, [E]; body offsets, [E+1]."""
+    """The columns of E rows; each episode's outline and counts of records, bodies and arms [E]; body offsets [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -229,7 +229,7 @@ class _Columns:
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the items of a column's lists (one per row), their lengths, [E], and whether each is present, [E]."""
+        """Return a column's flat items, the length [E] of each row's list, and whether the list is present [E]."""
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
@@ -248,7 +248,7 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     for name in _TEXT_MAPS:
         if name in fields:
-            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # tuples in older files
+            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # pairs are tuples in older files
             pairs = [((pair or {}).get("key"), (pair or {}).get("value")) for pair in structs]
             fields[name] = _unique_pairs(pairs if structs else fields[name], name)
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
@@ -258,7 +258,7 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
 def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs) or None in table:
-        refuse_field("a name is null or repeated", "Name each once.", field)
+        refuse_field("a name is null or repeated", "Write each name once.", field)
     return table
 
 
@@ -290,7 +290,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
-    """Return a channel of all episodes, with `bodies` bodies in each row, [E]; Booleans become 0.0 or 1.0."""
+    """Return a channel of all episodes; `bodies` [E] = number of bodies in each row. Booleans become 0.0 or 1.0."""
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
@@ -315,7 +315,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the common length of each episode's `items` lists, [E]; the channel's `row_size` if it has no lists."""
+    """Return the length that all lists of an episode share, [E]; `row_size` for an episode without lists."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
@@ -323,7 +323,7 @@ def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.Ch
     if len(odd):
         e = int(np.searchsorted(starts, odd[0], side="right")) - 1
         step = int(odd[0] - starts[e]) // (int(items[e]) // int(steps[e]))
-        refuse_field(f"{lengths[odd[0]]} values, {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
+        refuse_field(f"{lengths[odd[0]]} values, but {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
     return widths
 
 
@@ -331,7 +331,11 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     listed, counts, posed = columns.lists(spec.bodies)
     present = columns.lists(spec.name)[2]
     if (posed != present).any():
-        refuse_field(f"{spec.name} and {spec.bodies} go together", "Write both, or neither.", spec.name)
+        refuse_field(
+            f"{spec.name} and {spec.bodies} go together, but one is missing",
+            "Write both columns, or neither.",
+            spec.name,
+        )
     places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), join_lengths(counts)
     for e in np.flatnonzero(present):
         check_posed_bodies(places[starts[e] : starts[e + 1]].tolist(), int(columns.bodies[e]), spec.bodies)
@@ -342,7 +346,7 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
 def _read_contacts(columns: _Columns) -> Contacts:
     steps, counts, present = columns.lists("contacts")
     for e in np.flatnonzero(present & (counts != columns.records)):
-        remedy = "Write a list for each step, empty if there are none."
+        remedy = "Write a list of contacts for each step; the list may be empty."
         refuse_field(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
     touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
     touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
@@ -369,7 +373,9 @@ def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArra
     steps, counts, present = columns.lists(name)
     recorded, has_steps = np.repeat(present, columns.records), (counts[present] == columns.records[present]).all()
     if not has_steps or not np.array_equal(_list_lengths(_require_no_nulls(steps, name)), touching[recorded]):
-        refuse_field("the number of values differs from the number of contacts", "Write one for each contact.", name)
+        refuse_field(
+            "the number of values differs from the number of contacts", "Write one value for each contact.", name
+        )
     values, numbers = steps.flatten(), np.full(int(touching.sum()), np.nan)
     if name == channels.NET_IMPULSE:
         _refuse_nan(values, name)
@@ -380,12 +386,12 @@ def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArra
 
 def _refuse_nan(values: pa.Array, name: str) -> None:
     if np.isnan(values.drop_null().to_numpy()).any():
-        refuse_field("nan is not a finite number", "Write null if it was not recorded.", name)
+        refuse_field("nan is not a finite number", "Write null for an unrecorded value.", name)
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
     if (places.drop_null().to_numpy() < 0).any():
-        refuse_field("an index is negative", "Write an index in bodies, or null if nothing is held.", name)
+        refuse_field("an index is negative", "Write the held body's index in bodies, or null if no body is held.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
     check_places(filled, -1, bodies, name)
     return filled
@@ -405,7 +411,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
-    # Not `fill_null`: pyarrow imports all of pandas for its scalar, which counts against the memory limit.
+    # `fill_null` would make pyarrow import all of pandas, which counts against the memory limit.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if not values.null_count else np.where(np.isnan(array), value, array)
 

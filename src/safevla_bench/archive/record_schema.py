@@ -1,9 +1,9 @@
-"""The portable format of one episode: JSON as in the paper's Appendix B. `Trajectory` is its schema.
+"""The portable format of one episode: JSON as in the paper's Appendix B, with the schema `Trajectory`.
 
-A family is a field of a step, such as `contacts`. It must be in every step or in none; absent means not measured, and
-`[]` means no contact. The bodies of a pose family are the same in every step. Further fields are kept and ignored.
+A field of a step, such as `contacts`, must be in every step or in none. A missing field was not measured; an empty list
+means no contact. A field of poses has the same bodies in every step. Unknown fields are ignored.
 
-This module also has what every reader needs: limits, the selection of episodes, strict JSON, and checks of shapes.
+The readers of all formats use this module's limits, selection of episodes, strict JSON parser, and checks of shapes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: norm and impulse of their largest contact force, and of their net force."""
+    """Two bodies in contact: the norm and impulse of their largest contact force, and of their net contact force."""
 
     a: str
     b: str
@@ -50,7 +50,7 @@ _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: 
 
 def _step_type(spec: ChannelSpec, of_arms: bool) -> Any:
     if of_arms and spec.per_arm:
-        return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # a computed type
+        return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:
         return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
     if not spec.is_scalar:
@@ -71,33 +71,33 @@ def _define_step(name: str, of_arms: bool, doc: str) -> Any:
         frozen=True,
         kw_only=True,
         omit_defaults=True,
-        namespace={"__doc__": f"One record: world frame, meters, quaternions wxyz, {doc}."},
+        namespace={"__doc__": f"One record, in the world frame, with meters and quaternions wxyz; {doc}."},
         module=__name__,
     )
 
 
-Step: Any = _define_step("Step", False, "torques of the arm's joints in N·m")
-ArmsStep: Any = _define_step("ArmsStep", True, "torques in N·m; of several arms one after the other")
+Step: Any = _define_step("Step", False, "torques are in N·m, one for each joint of the arm")
+ArmsStep: Any = _define_step("ArmsStep", True, "torques are in N·m, listed arm by arm")
 
 
 class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode: N actions give N + 1 steps. Further fields are kept and ignored by scoring."""
+    """One episode: N actions give N + 1 steps. Unknown fields are kept, and scoring ignores them."""
 
     body_roles: dict[str, Role]
     steps: Annotated[list[Step], Meta(min_length=1)]
 
 
 class ArmsTrajectory(Trajectory, frozen=True, kw_only=True, omit_defaults=True):
-    """One episode of a robot with several `arms`; otherwise as `Trajectory`."""
+    """One episode of a robot with several `arms`; all else is as in `Trajectory`."""
 
     steps: Annotated[list[ArmsStep], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000  # limit on an episode's records in formats that state their number: 14 hours at 20 Hz
+MAX_RECORDS = 1_000_000  # maximum number of records in formats that store this number: 14 hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of an episode that formats store apart from its arrays: header, bodies and number of records."""
+    """The part of an episode that is stored separately from its arrays: header, bodies and number of records."""
 
     body_roles: dict[str, Role]
     records: Annotated[int, Meta(ge=1, le=MAX_RECORDS)]
@@ -119,17 +119,17 @@ def record_schema() -> dict[str, object]:
 MAX_BAD_LINES = 10_000
 REMEDY_BROKEN = "The file is truncated or damaged. Copy it again, or regenerate it."
 REMEDY_LARGE = (
-    "Cut the episode into shorter ones, or leave sim_state out; do not trust a small file that claims so much."
+    "Split the episode into shorter ones, or leave sim_state out. If the file is small, do not trust the file."
 )
 
 
 def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    """Raise a `RecordError` whose place is this field and step of an episode."""
+    """Raise a `RecordError` for a problem with the given field and step of an episode."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 class Budget:
-    """A limit on the total over all parts of an input: at most `most` items, which `what` names, such as "numbers"."""
+    """A limit on the total size of an input's parts: `most` items, named `what` in errors, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
@@ -142,14 +142,14 @@ class Budget:
 
 
 class EpisodeSelection:
-    """Counts episodes while they are read, and selects those at the indices `wanted`; None = all."""
+    """Counts episodes while they are read, and selects the episodes at the indices `wanted`; None = all episodes."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._place = 0
 
     def next_wanted(self, count: int = 1) -> list[int]:
-        """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past these episodes."""
+        """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all `count`."""
         first, self._place = self._place, self._place + count
         if self._wanted is None:
             return list(range(count))
@@ -165,7 +165,7 @@ _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, thei
 
 def parse_json(line: bytes) -> dict[str, object]:
     """Parse a JSON object in UTF-8; NaN and infinity become floats, which later checks reject. Raises `RecordError`,
-    also for repeated keys and lone surrogates, which Python accepts; it names the episode if its id is found.
+    also for repeated keys and lone surrogates, which Python accepts; the error names the episode if an id is found.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -188,10 +188,10 @@ def parse_json(line: bytes) -> dict[str, object]:
         refuse(f"malformed JSON at character {error.pos + 1:,} of the record: {error.msg}", remedy)
     except RecursionError:
         refuse("the JSON is nested too deeply")
-    except ValueError as error:  # an integer with more digits than Python converts
+    except ValueError as error:  # raised for an integer with more digits than Python converts
         refuse(f"malformed JSON: {error}")
     if not isinstance(tree, dict):
-        refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
+        refuse(f"a JSON object is required, but this is {type(tree).__name__}")
     return tree
 
 
@@ -203,17 +203,17 @@ def _guess_episode_id(line: bytes) -> str | None:
 
 
 def find_episode_id(tree: Mapping[str, object]) -> str | None:
-    """Return the episode id in a parsed record, control characters escaped; None if it is absent or not a string."""
+    """Return the id of a parsed episode, with escaped control characters; None if it is absent or not a string."""
     name = tree.get("episode_id")
     return escape_controls(name) if isinstance(name, str) else None
 
 
 def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
-    """Convert plain values to a struct. Raises `RecordError` naming step and field if one is missing or mistyped."""
+    """Convert plain values to a struct; raise `RecordError`, with step and field, if a field is missing or mistyped."""
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        # The path in the message, such as `$.steps[3].body_pos_m[...][1]`, does not name the body.
+        # The path in msgspec's message, such as `$.steps[3].body_pos_m[...][1]`, does not contain the body's name.
         problem, _, text = str(error).partition(" - at `")
     path = re.findall(r"\w+", text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
@@ -226,7 +226,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
 # are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, with contacts numbered per episode.
 
 
-MAX_DEPTH = 64  # maximum nesting depth; the same for reading and writing, so that all that was read can be written
+MAX_DEPTH = 64  # maximum nesting depth of host-specific fields, for reading and for writing
 _SCHEMA = {
     "header": frozenset(Trajectory.__struct_fields__),
     "steps": frozenset(Step.__struct_fields__),
@@ -235,8 +235,8 @@ _SCHEMA = {
 
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
-    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} if there are none.
-    Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
+    """Return the host-specific fields of an episode, grouped by level; {} if there are none. The types must be checked
+    before. Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -264,23 +264,23 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
             break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
         numbers = [child for child in layer if isinstance(child, float)]
-        _check_rule(all(map(math.isfinite, numbers)), "one is not a finite number", "Write null for an unknown number.")
+        _check_rule(all(map(math.isfinite, numbers)), "a value is not a finite number", "Write null for an unknown number.")
         layer = [child for child in layer if isinstance(child, dict | list)]
-    _check_rule(not layer, f"they nest more than {MAX_DEPTH} deep")
+    _check_rule(not layer, f"the nesting is more than {MAX_DEPTH} levels deep")
     return extra
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
-    """Parse the host-specific fields of an episode with this many records and contacts; empty levels are left out.
-    Raises `RecordError` if the text is not strict JSON, if the fields are not grouped by level and number, if one has
-    the name of a schema field, or if they could not be written again.
+    """Parse the host-specific fields of an episode with these numbers of records and contacts; empty levels are
+    omitted. Raises `RecordError` if the text is not strict JSON, if the fields are not grouped by level and number, if
+    a field has the name of a schema field, or if the fields could not be written again.
     """
     extra = parse_json(text)
-    _check_rule(extra.keys() <= _SCHEMA.keys(), "holds header, steps and contacts only")
+    _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")
     _check_level(extra.get("header", {}), "header")
     for level, count in (("steps", records), ("contacts", contacts)):
         numbered = extra.get(level, {})
-        _check_rule(isinstance(numbered, dict), f"{level} is an object, number -> fields")
+        _check_rule(isinstance(numbered, dict), f"{level} must be an object that maps numbers to fields")
         for number, fields in numbered.items():  # type: ignore[attr-defined]
             plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
             _check_rule(plain and int(number) < count, f"{level} has no {number!r}")
@@ -289,12 +289,12 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
-    _check_rule(isinstance(fields, dict), f"the fields of {level} are an object")
+    _check_rule(isinstance(fields, dict), f"the fields of {level} must be an object")
     for name in fields:  # type: ignore[attr-defined]
-        _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema")
+        _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema, which cannot be host-specific")
 
 
-_REMEDY_EXTRA = 'Write {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}} with fields beyond the schema.'
+_REMEDY_EXTRA = 'Write only fields beyond the schema: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.'
 
 
 def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
@@ -305,12 +305,12 @@ def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
 # Checks of an episode's arrays, which may come from a file or another program
 
 
-_REMEDY = "Write each family once per record, with bodies as indices in body_roles, from 0."
+_REMEDY = "Write one row per record in each array, and bodies as indices in body_roles, from 0."
 
 
 def check_shapes(recording: EpisodeArrays) -> None:
-    """Raise `RecordError` that names episode and field if shapes or indices of the arrays are inconsistent. Call this
-    before any computation with the arrays; `trajectory.single_episode.validate` then checks the values.
+    """Raise a `RecordError` with the episode and the field if shapes or indices of the arrays are inconsistent. Call
+    this before any computation with the arrays; `trajectory.single_episode.validate` then checks the values.
     """
     named: Any = recording.header.get("arms")
     try:
@@ -341,7 +341,7 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
         wanted = ", ".join(map(str, expected))
         refuse_field(f"the shape is {list(map(int, shape))}, expected [{wanted}]", _REMEDY, spec.name)
     if spec.is_per_action and records == 1:
-        refuse_field(f"a single record has no {spec.name}", _REMEDY, spec.name)
+        refuse_field(f"an episode with a single record has no {spec.name}", _REMEDY, spec.name)
 
 
 def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
@@ -352,7 +352,7 @@ def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
 
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
-    """Raise `RecordError` for the first index that is below `low`, or not below `end` (a number, or one per index)."""
+    """Raise `RecordError` for the first index outside [`low`, `end`); `end` is a number, or one number per index."""
     bad = np.flatnonzero((places < low) | (places >= end))
     if len(bad):
         highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
