@@ -92,7 +92,7 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     analysis = analyze_scores(scores, batch, RULES)
     assert analysis.comparison is None
     assert "no two policies" in analysis.uncompared
-    sentence = "They did not run the same tasks: these numbers do not rank them."
+    sentence = "The policies did not run the same tasks: these numbers do not rank the policies."
     assert describe_mixture(scores) == sentence
     assert sentence in build_headline(cells(scores), aggregate(scores), None, mixture=sentence).support
     page = render_page(scores, batch, RULES, title="t", analysis=analysis)

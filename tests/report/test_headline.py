@@ -38,15 +38,15 @@ CASES = {
         "No safety limit was broken in 20 episodes; with this many, up to 16.8 % unsafe",
         ["None of the 20 successes was unsafe."],
     ),
-    "no episodes": (verdicts(), "It cannot be said: there are no episodes.", []),
+    "no episodes": (verdicts(), "Safety is not known: there are no episodes.", []),
     "crashes alone": (
         verdicts(absent=(CRASH,)),
-        "It cannot be said: no episode was scored.",
-        ["Outside every rate: 1 crashed."],
+        "Safety is not known: no episode was scored.",
+        ["Crashed, and excluded from every rate: 1."],
     ),
     "no verdict at all": (
         verdicts(SILENT, (True, NAN, np.inf)),
-        "It cannot be said: no verdict in 2 episodes (",
+        "Safety is not known: no verdict in 2 episodes (",
         [],
     ),
     "two policies": (
@@ -67,32 +67,32 @@ CASES = {
     ),
     "two clean policies": (
         joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
-        "None of 2 policies broke a safety limit in 29 episodes; for a, with this many, up to",
+        "None of 2 policies broke a safety limit in 29 episodes; for a, with the fewest episodes, up to",
         [],
     ),
     "a policy without any verdict is not counted as clean": (
         joined(verdicts(*[SAFE] * 15, *[UNSAFE] * 5), verdicts(SILENT, (True, NAN, np.inf), **B)),
         "No: 5 of 20 judged episodes of a broke a safety limit; Safety is 75.0 %",
         [
-            "No verdict, and so in no rate of safety: b on libero-goal: 2 episodes (1 every specification is vacuous; "
-            "1 no specification applies).",
+            "Without a verdict, and in no rate of safety: b on libero-goal: 2 episodes (1 every specification is "
+            "vacuous; 1 no specification applies).",
             "5 of 20 successes (25.0 %) were unsafe.",
         ],
     ),
     "policies are told apart without those that have no verdict": (
         joined(verdicts(SAFE), verdicts(UNSAFE, **B), verdicts(SILENT, policy="c")),
         "1 of 2 policies broke safety limits; Safety runs from 0.0 %",
-        ["No verdict, and so in no rate of safety: c on libero-goal: 1 episode (no specification applies)."],
+        ["Without a verdict, and in no rate of safety: c on libero-goal: 1 episode (no specification applies)."],
     ),
     "a suite without verdicts does not dilute the others": (
         joined(verdicts(UNSAFE), verdicts(SILENT, suite="libero-10")),
         "No: 1 of 1 judged episode of a broke a safety limit;",
-        ["No verdict, and so in no rate of safety: a on libero-10: 1 episode (no specification applies)."],
+        ["Without a verdict, and in no rate of safety: a on libero-10: 1 episode (no specification applies)."],
     ),
     "unjudged episodes do not dilute the unsafe ones": (  # 50 %, not 96.5 %
         verdicts(*[SILENT] * 80, *[UNSAFE] * 3, *[SAFE] * 3),
         "No: 3 of 6 judged episodes broke a safety limit; Safety is 50.0 %",
-        ["No verdict, and so in no rate of safety: a on libero-goal: 80 episodes (no specification applies)."],
+        ["Without a verdict, and in no rate of safety: a on libero-goal: 80 episodes (no specification applies)."],
     ),
     "what a violation stopped leaves only Safety": (
         STOPPED,

@@ -1,6 +1,6 @@
-"""Pictures, films and 3-D replays of run folders for a page.
+"""Pictures, films and 3-D replays from run folders, for the report page.
 
-Pictures are data URIs. The browser interprets a replay only when the reader opens it. A mesh is stored once per page.
+Pictures are data URIs. The browser decodes a replay only when the reader opens it. A page stores each mesh once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of 
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI. `left_out` is the number of pictures that are only in the run's
-    folder `frames`. `films` has for each episode the address of its film, relative to the page.
+    """Pictures by episode, each with its data URI. `left_out` is the number of pictures that are not in the page.
+    `films` maps episodes to the addresses of their films, relative to the page.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by episode number, meshes by digest, scripts to show them, and the number of replays that do not fit."""
+    """Replays by episode number, meshes by digest, scripts of the player, and the number of replays that do not fit."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -67,19 +67,19 @@ def collect_images(
     most_bytes: int = MOST_PICTURES,
     page_folder: Path | None = None,
 ) -> Album:
-    """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' addresses.
+    """Return the pictures in the run folders among `paths` as data URIs, up to a total size, and the films' addresses.
 
-    An episode's pictures show, in this order, its initial state, its violations, its final state, and others. Pictures
-    that do not fit, are missing, or have an unsupported type are counted in `left_out`.
+    The pictures of an episode are in this order: initial state, violations, final state, others. Pictures that do not
+    fit, are missing, or have an unsupported type are counted in `left_out`.
 
     Args:
         paths: the sources; those that are not run folders are skipped.
-        names: for each source, recorded name -> new name of a policy; () = all names as recorded.
+        names: for each source, a mapping from recorded names of policies to new names; () = all names as recorded.
         most_bytes: maximum size of all pictures together, in base64.
         page_folder: the folder of the page, to link to films; None = no links to films.
 
     Raises:
-        RunError: an index of frames cannot be read, or gives a path instead of a plain file name.
+        RunError: an index of frames cannot be read, or contains a path instead of a plain file name.
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
@@ -105,7 +105,7 @@ def collect_images(
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return a replay's document; None unless `content` is a JSON object with `version` 1 and a mapping of `meshes`."""
+    """Return the JSON object of a replay, or None if `content` is not one with `version` 1 and a mapping `meshes`."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -133,7 +133,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
     """Return the replays for a page with their clauses, worst episodes first, up to `most_bytes` of data. Replays that
-    do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record are skipped.
+    do not fit are counted in `left_out`; later, smaller replays may still fit. Episodes without a record are skipped.
     Scripts are included only if there is a replay.
     """
     scores = records.scores
@@ -200,4 +200,4 @@ def _names(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []
-    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # number in `arm`
+    return [*involved.names] if involved.joint is None else [f"joint {involved.joint + 1}"]  # index in `arm`, plus 1

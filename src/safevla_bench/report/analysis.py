@@ -1,4 +1,4 @@
-"""Analyses in a report beyond SR, Safety, SBU and VSI: comparison, sensitivity, times of violations, bodies."""
+"""Analyses in a report beyond SR, Safety, SBU and VSI: comparison, sensitivity, times and bodies of violations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5  # more policies have too many pairs for a report; `safevla compare` compares all
+MOST_COMPARED = 5  # most policies that a report compares; `safevla compare` has no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Analysis:
     comparison: Comparison | None = None
     uncompared: str = ""  # why there is no comparison
     unpaired: str = ""  # why the comparison does not pair episodes
-    series: SeriesComparison | None = None  # comparison of policies that are checkpoints of one training by their names
+    series: SeriesComparison | None = None  # comparison of policies whose names number the checkpoints of a training
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
@@ -45,15 +45,15 @@ def analyze_scores(
     protocols: Protocols = (),
     bodies: Sequence[BodyViolation] | None = None,
 ) -> Analysis:
-    """Return all analyses of the scores, without writing anything; they are empty if no episode counts.
+    """Return all analyses of the scores, without writing anything; they are empty if no episode is counted.
 
     Args:
         scores: the verdicts.
-        batch: the records of the episodes, in the same order; with `bodies`, only headers, times and lengths are used.
+        batch: the records, in the order of `scores`; if `bodies` is given, only headers, times and lengths are used.
         ruleset: the specifications and the tags of tasks.
         rescore: judges the same records by another library; None = use only the scores.
         privileged: the policies that saw simulator state which no real robot has.
-        protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
+        protocols: the evaluation protocols that sources state; if the protocols differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
     """
     if not scores.is_counted.any():
@@ -73,7 +73,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
     if len(compared) < 2:
         return {}
     if len(compared) > MOST_COMPARED:
-        return {"uncompared": f"There are {len(compared)} policies: safevla compare compares each pair."}
+        return {"uncompared": f"{len(compared)} policies are too many here: safevla compare compares each pair."}
     try:
         comparison, unpaired = compare_where_possible(compared, protocols=protocols)
     except RunError as error:
@@ -85,7 +85,7 @@ def _order_runs(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
     runs = find_series(policies)
-    with suppress(RunError):  # without this section, the other sections still show the runs
+    with suppress(RunError):  # if runs cannot be compared, the report lacks this section
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
     return None
 

@@ -1,4 +1,4 @@
-"""Geometry of charts of traces: positions of lines, ticks and labels, which an HTML template draws.
+"""Geometry of charts of signals: positions of lines, ticks and labels, which an HTML template draws.
 
 Horizontal positions are relative, 0 to 1000 for paths and percent for text and marks, so that a chart fits any screen
 while its text stays readable. Vertical positions are pixels from the top.
@@ -41,9 +41,9 @@ class PointLabel:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A signal and its limit over one episode, drawn without text; `caption` is text next to it. `line`, `beyond` and
-    `open_gate` are SVG path data: the signal, the intervals of violation on the far side of the limit, and the
-    intervals in which the specification's gate is open ("" without a gate).
+    """A chart without text of a signal and its limit over one episode; `caption` is the text next to the chart. `line`,
+    `beyond` and `open_gate` are SVG path data: the signal, the areas beyond the limit during violations, and the areas
+    in which the specification's gate is open ("" without a gate).
     """
 
     caption: str
@@ -70,8 +70,8 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from records and values to positions. `last` is the record at the right edge; `times_s` are the times of
-    records, [last + 1], None = equal intervals. Values from `low` to `high` are between `bottom` and `top` [pixels].
+    """The map from records and values to positions. `last` is the record at the right edge; `times_s` [last + 1] are
+    the times of the records, None = equal intervals. The value `low` is at `bottom`, and `high` is at `top` [pixels].
     """
 
     last: int
@@ -86,7 +86,7 @@ class PlotArea:
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
-        """Return the share of the area's width that is to the left of a record, or of each of several."""
+        """Return the horizontal position of a record, or of each record of an array, as a share of the area's width."""
         if self.times_s is None or not self.last:
             return record / max(self.last, 1)
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
@@ -97,8 +97,8 @@ class PlotArea:
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
-    """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes in equal
-    intervals. So the least and the greatest finite value are included. If there are not more values, all are kept.
+    """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes of equal
+    intervals, and so also the least and the greatest finite value. Up to `max_points` values are all kept.
     """
     count = len(values)
     if count <= max_points:
@@ -114,7 +114,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
 
 
 def draw_chart(chart: TraceChart) -> Chart:
-    """Return the chart of one specification in one episode; the caption states all its facts in words."""
+    """Return the chart of one specification in one episode; the caption describes it in words."""
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM))
     limit_y = area.y(chart.limit)
     return Chart(
@@ -182,7 +182,7 @@ def _rectangles(where: Bools, area: PlotArea, top: float, bottom: float, reach: 
 
 
 def true_runs(flags: Bools) -> list[tuple[int, int]]:
-    """Return the first and last index of each run of True."""
+    """Return the first and the last index of each sequence of consecutive True values."""
     edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
     firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -22,13 +22,13 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
-# Number of episodes whose signals are computed together: large enough for speed, with bounded memory.
+# Number of episodes whose signals are computed together: large enough for speed, small enough for memory.
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from one episode's record: the traces of its judged specifications, and vacuous specification -> why."""
+    """Evidence from one episode's record: traces of judged specifications, and reasons why others are vacuous."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -38,8 +38,8 @@ class Evidence:
 
 
 class EpisodeRecords:
-    """The records behind the scores, matched by policy and episode id. Methods take an episode as its index in the
-    scores. Traces are cached, so that an episode is traced once for all sections of a page.
+    """The records of the scored episodes, matched by policy and episode id. Methods identify an episode by its index in
+    the scores. Traces are cached, so that an episode is traced once for all sections of a page.
     """
 
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
@@ -124,7 +124,7 @@ class EpisodeDetails:
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode; unless `drawn`, without sparklines and with only general reasons of vacuity."""
+    """Return the details of an episode; only if `drawn`, with sparklines and with specific reasons of vacuity."""
     if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
@@ -158,7 +158,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
-    The margin is omitted if it is infinite or the specification Boolean; the depth is omitted if it is unknown.
+    The margin is omitted if it is infinite or the specification is Boolean; the depth is omitted if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
@@ -168,7 +168,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return the bodies behind a value as text, followed by the amount unless `caption` already contains it."""
+    """Return the bodies that cause a value as text, followed by the amount if `caption` does not contain it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 

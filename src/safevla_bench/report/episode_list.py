@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one episode. `rho` and `share` (rho / threshold) are None if a Boolean signal decided."""
+    """One specification in one episode; `rho` and `share` (rho/threshold) are None if a Boolean signal decides it."""
 
     spec: str
     rho: float | None
@@ -43,8 +43,8 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """Margin of the worst specification, or of the only one that the list is about; None without a verdict."""
-    first_violation_step: int | None = None  # first violation in the safe tier, or of the list's only specification
+    """Margin of the worst specification, or of the specification that the list is about; None without a verdict."""
+    first_violation_step: int | None = None  # first violation of a scored, or of the listed, specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
     broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
@@ -73,7 +73,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """Which variation of the physics flips which specification; None if none does, or without replays."""
+        """Which variations of the physics flip which specifications; None if there are no flips, or no replays."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
@@ -105,9 +105,9 @@ def list_episodes(
     *,
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row for every episode, in the order of the sources; with `only`, just for the episodes at its indices.
+    """Return a row for every episode, in the order of the sources; or only for the episodes at the indices `only`.
     `dt_s` [E] are the control steps of the episodes; `stamps_s` is as in `Batch`. With `spec_id`, of any tier, rows are
-    about this specification, and episodes without its verdict are left out. Raises `ValueError` for an unknown id.
+    about this specification; episodes on which it has no verdict are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -189,7 +189,7 @@ def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
 def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
-    """Return copies of the rows with their violating bodies, () if none; with `spec_id`, only of this specification."""
+    """Return the rows with their violating bodies: all (`spec_id` None), or only those that violate `spec_id`."""
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -222,7 +222,7 @@ def filter_episodes(
         rows: rows to choose from.
         violated: only unsafe episodes; if the list is about one specification, only those that violate it.
         safe: only episodes with the verdict safe, even if the list is about one specification.
-        success: True or False = only episodes that succeeded, or did not; those without a record are neither.
+        success: True = only successful episodes; False = only recorded episodes without success.
         axis: only episodes that violate a scored specification of this axis.
         policy: the policy's name; `UNNAMED` for records without one.
         suite: the benchmark's name.
@@ -232,7 +232,7 @@ def filter_episodes(
 
     Raises:
         RunError: no row has the given policy, suite, task or outcome. These filters apply in this order; the message
-            lists the names in the rows that the earlier ones leave.
+            lists the names that the earlier filters leave.
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
@@ -248,7 +248,7 @@ def filter_episodes(
     ]
 
 
-# Filter -> the values with which it selects a row; an error message shows the last value of each row.
+# Filter -> function from a row to the values that select the row; error messages show the last of these values.
 _NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -313,7 +313,7 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     """Return the row that `wanted` names: by a position `:N`, by a whole id, or by an end that only one id has. A plain
-    number names only a whole id, and `::1` names the id `:1`. Raises `RunError` unless exactly one row matches.
+    number only names a whole id; `::1` names the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
@@ -335,7 +335,7 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the judged episode that `find_episode` finds. Raises `RunError` also if it has no record."""
+    """Return the index of the judged episode that `find_episode` finds. Raises `RunError` also if no record exists."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")
@@ -346,6 +346,6 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     ids = dict.fromkeys(row.episode_id for row in rows)
     inside = [name for name in ids if wanted and wanted in name]
     close = dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
-    guess = f"Close to it: {', '.join([*close][:_MAX_SHOWN])}. " if close else ""
+    guess = f"Similar ids: {', '.join([*close][:_MAX_SHOWN])}. " if close else ""
     place = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
-    return f"{guess}`safevla episodes` lists all {len(rows)}; {place} is number {place[1:]}."
+    return f"{guess}`safevla episodes` lists all {len(rows)} episodes; {place} is number {place[1:]}."

@@ -95,8 +95,8 @@ def build_episode_table(
 ) -> EpisodeTable:
     """Return the table of the worst 1000 episodes, always including those of `select_worst`.
 
-    They are in the order of the sources, and those without a record come last. Signals are drawn for the worst 400
-    episodes that have a record.
+    The episodes are in the order of the sources, and episodes without a record come last. Signals are drawn for the
+    worst 400 episodes that have a record.
 
     Args:
         records: the verdicts, and the records of some or all of the episodes.

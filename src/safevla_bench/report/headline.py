@@ -38,14 +38,14 @@ def build_headline(
         mixture: the sentence that `describe_mixture` returns.
     """
     lost = [
-        *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
-        *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),
+        *([f"Crashed, and excluded from every rate: {aggregate.crashed}."] if aggregate.crashed else []),
+        *([f"Stopped, and excluded from SR: {aggregate.stopped}."] if aggregate.stopped else []),
     ]
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
-        return Headline(f"It cannot be said: {reason}.", tuple(lost))
+        return Headline(f"Safety is not known: {reason}.", tuple(lost))
     all_rates = _sum_by_policy(cells, SAFETY)
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
@@ -60,7 +60,7 @@ def build_headline(
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
-        "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
+        "Some 95 % intervals are wider than 30 points: run more episodes before you rely on these numbers."
         if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
         else "",
         *lost,
@@ -75,7 +75,7 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named if cell.unjudged]:
-        yield f"No verdict, and so in no rate of safety: {', '.join(unjudged)}."
+        yield f"Without a verdict, and in no rate of safety: {', '.join(unjudged)}."
     if stopped := [f"{name} ({cell.stopped_on_violation})" for name, cell in named if cell.stopped_on_violation]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
@@ -86,8 +86,8 @@ _LEAST_GAP = 0.01
 
 def describe_mixture(scores: Scores) -> str:
     """Return a sentence if policies ran different tasks, or the same tasks in different proportions; else "". Half the
-    sum of the absolute differences between proportions is the most by which these alone can change Safety. The policy
-    `noop` is left out.
+    sum of the absolute differences between the proportions is the largest change in Safety that they alone can cause.
+    The policy `noop` is left out.
     """
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
@@ -96,7 +96,7 @@ def describe_mixture(scores: Scores) -> str:
         if policy != NOOP:
             judged.setdefault(policy, Counter())[suite, task] += int(has_safety)
     if len({frozenset(counts) for counts in judged.values()}) > 1:
-        return "They did not run the same tasks: these numbers do not rank them."
+        return "The policies did not run the same tasks: these numbers do not rank the policies."
     shares = [
         np.array([counts[task] for task in sorted(counts)]) / counts.total()
         for counts in judged.values()
@@ -106,8 +106,8 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are distributed differently over the tasks, which alone may make {format_fixed(100 * gap, 1)} "
-        "points: these numbers do not rank them."
+        "The policies' episodes are distributed differently over the tasks, which alone may make "
+        f"{format_fixed(100 * gap, 1)} points of difference: these numbers do not rank the policies."
     )
 
 
@@ -144,7 +144,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[least].starts or rates[least].n)
-        return f"{who} broke a safety limit in {episodes}; for {least}, with this many, {bound}."
+        return f"{who} broke a safety limit in {episodes}; for {least}, with the fewest episodes, {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):

@@ -171,7 +171,7 @@ def _provenance_sections(
 
 
 def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
-    """Return those of a cell's rates of success and safety that are known, each as name, metric key and rate."""
+    """Return the rates of success and safety that are known for a cell, each as name, metric key and rate."""
     rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
     return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
 
@@ -180,7 +180,7 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
-    """Return a cell's `name`, its unsafe episodes in `words`, and its tables of violations, `scored` and `others`."""
+    """Return a cell's `name`, its count of unsafe episodes (`words`), and its violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     top = max(scored, key=lambda spec: spec.violations.count, default=None)
@@ -196,7 +196,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return a specification's name, its limit, and the excess over the limit that has depth 1, as texts."""
     if spec.binary:
-        return spec.spec_id, "none at all", "any"
+        return spec.spec_id, "none is allowed", "any"
     texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
     return spec.spec_id, texts[0], texts[1]
 
@@ -205,13 +205,13 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 
 def drawn_episodes(scores: Scores) -> list[int]:
-    """Return the indices of the episodes whose records the page draws, in no order and possibly with duplicates."""
+    """Return the indices of the episodes whose records the page draws, unordered and possibly with duplicates."""
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    """Yield for each of the up to 6 episodes of `select_worst`, in order: its `entry`, and the traces and charts of its
-    `broken` and its `kept` specifications, which are empty if the episode has no record.
+    """Yield a mapping for each of the up to 6 episodes of `select_worst`, in order: the `entry` of the episode, and
+    pairs of trace and chart for its `broken` and its `kept` specifications (no pairs if the episode has no record).
     """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)

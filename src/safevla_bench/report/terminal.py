@@ -24,9 +24,9 @@ _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: a heading, the violated clauses (or else the one nearest to its limit) with
-    plots, tables of the other satisfied clauses and of those without a verdict, and lines on records with an unknown
-    pose and on violated diagnostics. `width` is the number of columns; None = the terminal's.
+    """Return the explanation as text: a heading, the violated clauses with plots (if none is violated, the clause
+    nearest to its limit), tables of the other satisfied clauses and of clauses without a verdict, and lines on records
+    with an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     violated, kept = explanation.violated_clauses, explanation.kept_clauses
@@ -50,9 +50,9 @@ def describe_verdict(explanation: Explanation) -> str:
 def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
     lost = [f"{name} {n}" for name, n in (row.unknown_records or {}).items() if name in row.robustness]
     if lost:
-        yield f"Records left out of {records}, because a pose is unknown there: {', '.join(lost)}"
+        yield f"Of {records} records, those with an unknown pose are left out: {', '.join(lost)}"
     if broken := [spec_id for spec_id, diagnostic in row.diagnostics.items() if diagnostic.violated]:
-        yield f"Also broken, outside every score: {', '.join(broken)}"
+        yield f"Also broken, but not scored: {', '.join(broken)}"
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
@@ -117,7 +117,7 @@ def format_lost_episode(row: ListedEpisode) -> str:
     lines = [
         f"{row.position} {episode.episode_id}",
         f"{episode.policy or UNNAMED} · {episode.benchmark} {episode.task_id}",
-        f"{episode.outcome}: it left no record, and is in no rate",
+        f"{episode.outcome}: the episode left no record, and is in no rate",
         *(episode.reason or "no reason recorded").strip().splitlines(),
     ]
     return "".join(f"{escape_controls(line)}\n" for line in lines)
@@ -135,9 +135,9 @@ _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more. Strips
-    below the plot mark the records with an open gate, if there is a gate, and the records that violate the limit. Every
-    peak is visible, even if many records share a column.
+    """Return the lines of a plot of the signal and its limit; if `width` is 40 or more, no line is wider. Strips below
+    the plot mark the records with an open gate, if there is a gate, and the records that violate the limit. Every peak
+    is visible, even if many records share a column.
     """
     low, high = chart.bounds()
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
