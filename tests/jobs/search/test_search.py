@@ -233,7 +233,7 @@ def test_a_suite_of_the_host_words_its_task_of_the_same_number(monkeypatch, tmp_
 
 
 def test_wordings_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(RunError, match="read as wordings"):
+    with pytest.raises(RunError, match="read as instructions"):
         search_starts(plan(wordings=str(tmp_path / "none.txt")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

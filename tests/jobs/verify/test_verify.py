@@ -146,7 +146,7 @@ def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
 
 def test_a_score_that_was_changed_is_named_with_its_place_and_both_values(run):
     edit(run / SCORES, lambda document: document["episodes"][2].update(vsi=0.25))
-    message = "episodes[2].vsi: 0.25 is written, the archive gives 0.0"
+    message = "episodes[2].vsi: the file has 0.25, but the archive gives 0.0"
     assert differing(run) == {"scores.json": message}
 
 
@@ -215,7 +215,7 @@ def test_scores_of_another_length_are_compared_in_limited_memory_and_cut(run):
 
 def test_excerpts_that_look_alike_are_replaced_by_where_the_values_differ():
     texts = ("x" * 300 + "a", "x" * 300 + "b")
-    first, second = files._describe_values(("field", *texts)).split(" is written, the archive gives ")
+    first, second = files._describe_values(("field", *texts)).split(", but the archive gives ")
     assert ('xa"' in first, 'xb"' in second) == (True, True)
     assert numbers_in(files._describe_values(("field", [0] * 300, [0] * 301))) == [300, 301]
 
@@ -245,7 +245,7 @@ def test_pictures_are_compared_by_their_digests_and_the_report_with_or_without_t
     verification = verify_run(run)
     assert verification.agrees
     assert not verification.has_open_checks
-    assert "what came later" in findings_of(verification, "agrees")[REPORT]
+    assert "add later results" in findings_of(verification, "agrees")[REPORT]
     write_outputs(judge([run], load_ruleset()), run)
     assert b"data:image/png" in (run / REPORT).read_bytes()
     assert "the same bytes" in findings_of(verify_run(run), "agrees")[REPORT]

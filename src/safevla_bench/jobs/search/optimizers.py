@@ -29,7 +29,7 @@ _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d. The d coordinates are those that can vary: placements, then choices."""
+    """A search space scaled to [0, 1]^d. The d coordinates that can vary are placements, then wording and seed."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -69,7 +69,7 @@ class RandomPoints:
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
-        """Return the next generation, points [G, d] in the unit cube. Raises `RunError` if almost none is allowed."""
+        """Return the next generation, points [G, d] in the unit cube. Raises `RunError` if few are allowed."""
         dimensions = len(self._cube.free)
         return np.array([draw_allowed(self._cube, lambda: self._rng.random(dimensions)) for _ in range(GENERATION)])
 
@@ -92,7 +92,7 @@ class DirectedPoints:
         try:
             import cma
         except ModuleNotFoundError:
-            remedy = f"Install it: {install_command('search')}; or pass --method random."
+            remedy = f"Install the package: {install_command('search')}; or pass --method random."
             raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
         self._cma = cma
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
@@ -136,7 +136,7 @@ class DirectedPoints:
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
-            "seed": np.nan,  # nan leaves NumPy's global generator alone
+            "seed": np.nan,  # with nan, cma does not seed NumPy's global generator
             "randn": lambda *shape: self._rng.standard_normal(shape),
             **_STOPS,
         }
@@ -149,12 +149,12 @@ def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
         point = draw()
         if cube.is_allowed(point):
             return point
-    raise RunError("the task's objects cannot be placed apart in their regions", remedy="Search another task.")
+    raise RunError("the task's objects cannot be placed apart from each other", remedy="Search another task.")
 
 
 Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimizer for a method. `seed` and the margins that it receives determine every point."""
+    """Return the optimizer for a method. `seed` and the margins that the optimizer receives determine its points."""
     return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

@@ -46,13 +46,13 @@ def verify_run(
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
 ) -> files.Verification:
-    """Check a complete run folder: its digests, episodes and scores, and the replays of `replay` episodes, chosen by
-    their names, and of those that `audit` draws. Raises `RunError` if the run is incomplete or cannot be read.
+    """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
+    `audit` draws further ones. Raises `RunError` if the run is incomplete or cannot be read.
     """
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
         try:
-            remedy = f"Continue it first: {Request.from_run(run).format_resume_command(run)}"
+            remedy = f"Continue the run first: {Request.from_run(run).format_resume_command(run)}"
         except RunError as error:
             remedy = str(error.remedy)
         raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
@@ -70,12 +70,12 @@ def _check_run(
     records, standin = files.read_records(run)
     if records.problems:
         findings += [files.mismatch(files.PARTS, str(problem)) for problem in records.problems]
-        findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
+        findings.append(files.open_check(files.EPISODES, "the archive is damaged or incomplete"))
     else:
         findings += files.check_episodes(run, records)
     findings += [*files.check_code(run), *files.check_protocol(run), *files.check_identity(records)]
     findings += files.check_scores(run, ruleset)
-    standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
+    standin_note = "{} was simulated with stand-ins for its assets; this command does not check it with the real assets"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)

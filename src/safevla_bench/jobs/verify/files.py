@@ -54,7 +54,7 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # whether the user expects this check; if such a check is open, so is the verification
+    wanted: bool = True  # whether the user expects this check; an open expected check leaves the result open
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 
@@ -99,7 +99,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
 PROTOCOL, IDENTITY, CODE = "protocol", "task identity", "code"
-# Fields that the table and the records both hold.
+# Fields that both the table of episodes and the records have.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
 
@@ -107,7 +107,7 @@ def check_files(run: Path) -> list[Finding]:
     """Compare the parts of the archive and other files with the manifest's digests, and return the findings."""
     archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
-    undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
+    undigested = open_check(PARTS, "raw records have no manifest, but built-in checksums", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in parts.changed_parts(run)]
         others = [mismatch(FILES, detail) for detail in parts.changed_files(run)]
@@ -131,14 +131,14 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
         which = f"{len(missing)} of {len(pictures)} have no digest"
         if (run / folder.MANIFEST).exists() or not parts.has_raw(run):
             again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
-            yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make them again: {again}")
+            yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make the pictures again: {again}")
         else:
             yield open_check(PICTURES, f"{which}, as raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
         # The folder of experiments, which are judgements by other rules, is not checked.
         ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
-        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot make these again", wanted=ours)
+        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=ours)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:
@@ -150,19 +150,19 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     name, versions = protocol.get("name"), description.get("versions")
     made_by = versions.get(plugins.OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
     if differing := preset_differences(protocol):
-        said = f"{', '.join(differing)} in {folder.RUN} are not those of the preset {name}"
+        said = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
         if made_by == __version__:
             yield mismatch(PROTOCOL, said)
         else:
             yield open_check(PROTOCOL, f"{said} of version {__version__}; the run was made by {made_by}", wanted=False)
     elif name in protocol_names():
-        yield agreement(PROTOCOL, f"is the preset {name}")
+        yield agreement(PROTOCOL, f"the same as the preset {name}")
     else:
-        yield open_check(PROTOCOL, f"there is no preset {name!r} here", wanted=False)
+        yield open_check(PROTOCOL, f"this version has no preset {name!r}", wanted=False)
 
 
 def check_code(run: Path) -> Iterator[Finding]:
-    """Compare the code that run.json names with that of the episodes and of this installation, and yield a finding."""
+    """Compare the versions of the code in run.json, in the episodes and in this installation, and yield a finding."""
     try:
         codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # another check reports the damage
@@ -170,19 +170,19 @@ def check_code(run: Path) -> Iterator[Finding]:
     written, here = folder.recorded_code(folder.read_description(run)), describe_code()
     recorded = " and ".join(written)
     if codes - {*written}:
-        yield mismatch(CODE, f"{folder.RUN} says {recorded}, the episodes {' and '.join(sorted(codes))}")
+        yield mismatch(CODE, f"{folder.RUN} names {recorded}, but the episodes name {' and '.join(sorted(codes))}")
     elif UNKNOWN in written:
-        yield open_check(CODE, f"unknown for episodes of this run: {recorded}", wanted=False)
+        yield open_check(CODE, f"the code is unknown for some episodes: {recorded}", wanted=False)
     elif len(written) > 1:
         yield open_check(CODE, f"the episodes were recorded by different code: {recorded}")
     elif is_other_code(written[0], here):
-        yield open_check(CODE, f"recorded by {recorded}; here is {here}", wanted=False)
+        yield open_check(CODE, f"recorded by {recorded}; the code here is {here}", wanted=False)
     else:
         yield agreement(CODE, f"all recorded by the code that is installed here: {recorded}")
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Yield findings on whether episodes with an official suite's name ran its tasks; nothing without such episodes."""
+    """Yield findings on whether episodes that name an official suite ran its tasks; nothing without such episodes."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -209,7 +209,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
     for note in index.notes:
         if note.header.key in keys:
             place = Place(file=str(index.sources[note.source].path), episode=note.header.episode_id)
-            yield RecordError("the episode_id is repeated", remedy="Leave one of them out.", place=place)
+            yield RecordError("the episode_id is repeated", remedy="Leave one of the two episodes out.", place=place)
         keys.add(note.header.key)
 
 
@@ -225,17 +225,17 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     table = folder.EPISODES if has_table else "raw"
     details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, records, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
-    detail = f"{len(rows)} in {table}, {len(records.headers)} of them with a record and {crashed} crashed without one"
+    detail = f"{len(rows)} in {table}, {len(records.headers)} of them with a record and {crashed} crashed ones without"
     return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
 
 
 def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
     difference = folder.compare_plan(folder.read_description(run), rows)
-    yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
+    yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{difference.unnamed} planned by {folder.RUN} are not in {table}"
+        yield f"{difference.unnamed} episodes planned by {folder.RUN} are not in {table}"
     if difference.unplanned:
-        yield f"{difference.unplanned} in {table} are not planned by {folder.RUN}, or there twice"
+        yield f"{difference.unplanned} episodes in {table} are not planned by {folder.RUN}, or are repeated"
 
 
 def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
@@ -297,12 +297,12 @@ def format_value(value: object) -> str:
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
 _OPTIONS = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
-_REMEDY = "Check by its maker's rules with --rules as-judged, or by your own files with --library and --rules."
+_REMEDY = "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
-    """Compare the library, registry and version with those that judged the run, and its score files with a new
-    judgement, which is not made if the library or registry differs.
+    """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
+    the run again and compare its score files with the new judgement.
 
     The check is open if the run has no scores, or was judged by other rules: rules with another name or options, or the
     run's own rules. A damaged scores.json is a mismatch. Files of another version of the package or of the schema are
@@ -332,9 +332,9 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
             return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(written, ruleset)
     except SafevlaError as error:
-        return [open_check(folder.SCORES, f"the rules that judged are not available: {error}\n{_REMEDY}")]
+        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
-        reason = "not judged again: the specifications or tags are not those that judged"
+        reason = "not judged again: the specifications or tags differ from those that judged the run"
         findings.append(open_check(folder.SCORES, reason))
     else:
         findings += _check_rejudged(run, written, ruleset)
@@ -360,7 +360,7 @@ def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
         for version, schema in ((provenance.version, written.scores_version), (__version__, folder.SCORES_VERSION))
     ]
     tags = "with files" if ruleset.registry_files else "built-in"
-    remedy = "\nName the file that judged the run by --library or --rules, or take the run's own: --rules as-judged."
+    remedy = "\nName the files that judged the run by --library or --rules, or use its rules: --rules as-judged."
     return [
         _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
@@ -383,10 +383,10 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
         return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
     before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != before:
-        detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
+        detail = f"{judged.left_out.count} episodes are invalid or lost; when the run was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, written, judged)]
-    # Use the former provenance: it is compared separately, and messages on invalid episodes contain the former folder.
+    # Use the written provenance, which is compared separately: its messages on invalid episodes name the former folder.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
@@ -394,7 +394,7 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     for name, (what, differences, most_bytes) in _MADE_AGAIN.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
             find = partial(_find_difference, run / name, contents[name], differences, most_bytes)
-            findings.append(_compare_again(name, run / name, f"judged again, the same {what}", find))
+            findings.append(_compare_again(name, run / name, f"the same {what} when judged again", find))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -406,11 +406,11 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
     digest, named = folder.archive_digest(run), msgspec.json.format(bytes(written.sources), indent=2)
     if digest is None or None in (written.list_archives() or [None]):
         file = folder.MANIFEST if digest is None else folder.SCORES
-        again = "" if digest is None else f"; to write it again: {format_rescore_command(run)}"
-        return open_check(SOURCE, f"{file} does not say which archive it is{again}")
+        again = "" if digest is None else f"; to judge the run again: {format_rescore_command(run)}"
+        return open_check(SOURCE, f"{file} does not identify the judged archive{again}")
     expected = folder.dump_json([source.to_document() for source in judged.sources])
     find = partial(_find_difference, named + b"\n", expected, partial(_json_differences, field="sources"))
-    return _compare_again(SOURCE, run / folder.SCORES, "the run that was judged", find)
+    return _compare_again(SOURCE, run / folder.SCORES, "this archive was judged", find)
 
 
 def _compare_again(check: str, path: Path, agreed: str, find: Callable[[], str | None]) -> Finding:
@@ -438,12 +438,12 @@ def _find_difference(
 
 def _json_differences(written: bytes, expected: bytes, field: str = "") -> Iterator[str]:
     yield from map(_describe_values, value_differences(load_json(written), load_json(expected), field))
-    yield "its values agree, and its layout differs"
+    yield "the values agree, but the layout of the file differs"
 
 
 def _verdict_differences(written: bytes, expected: bytes) -> Iterator[str]:
     if gzip.decompress(written) != gzip.decompress(expected):
-        yield "the archive gives other verdicts"
+        yield "judging the archive again gives other verdicts"
 
 
 _BATCH_ROWS = 1024
@@ -452,7 +452,7 @@ _BATCH_ROWS = 1024
 def _row_differences(*contents: bytes) -> Iterator[str]:
     written, expected = (parquet_guard.read_table(content, folder.MAX_SCORES_BYTES) for content in contents)
     if len(written) != len(expected):
-        yield f"{len(written)} episodes are written, the archive gives {len(expected)}"
+        yield f"the file has {len(written)} episodes, but the archive gives {len(expected)}"
         return
     origin = written.schema.metadata or {}
     yield from (f"{name.decode()} differs" for name, own in expected.schema.metadata.items() if origin.get(name) != own)
@@ -471,12 +471,12 @@ def _row_differences(*contents: bytes) -> Iterator[str]:
 def _describe_values(difference: tuple[str, object, object]) -> str:
     place, first, second = difference
     if format_value(first) != format_value(second):
-        return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
+        return f"{place}: the file has {format_value(first)}, but the archive gives {format_value(second)}"
     if isinstance(first, list) and isinstance(second, list):
-        return f"{place}: {len(first)} values are written, the archive gives {len(second)}"
+        return f"{place}: the file has {len(first)} values, but the archive gives {len(second)}"
     texts = [json.dumps(value).encode() for value in (first, second)]
     shown = [_quote(text, _find_byte(*texts)) for text in texts]
-    return f"{place}: {shown[0]} is written, the archive gives {shown[1]}"
+    return f"{place}: the file has {shown[0]}, but the archive gives {shown[1]}"
 
 
 _MADE_AGAIN: Mapping[str, tuple[str, _Differences, int]] = {
@@ -491,15 +491,15 @@ def _check_report(run: Path, judged: Judged) -> Finding:
     try:
         expected = render_report(judged, page_folder=run).encode()
         if written == expected:
-            return agreement(folder.REPORT, "made again, the same bytes")
+            return agreement(folder.REPORT, "the same bytes when made again")
         later = parts.later_files(run, folder.REPORT)
         if later and written == render_report(judged, has_extras=False).encode():
-            return agreement(folder.REPORT, f"made again with the same bytes; to add what came later: {command}")
+            return agreement(folder.REPORT, f"the same bytes when made again; to add later results: {command}")
     except SafevlaError as error:
         return mismatch(folder.REPORT, f"cannot be made again: {error}")
     if later:
-        problem = f"{later[0]} is newer and may have changed it"
-        return open_check(folder.REPORT, f"{problem}; to write it again, so that it can be checked: {command}")
+        problem = f"{later[0]} is newer and may have changed the report"
+        return open_check(folder.REPORT, f"{problem}; to write a report that can be checked: {command}")
     place = _find_byte(written, expected)
     shown = f"byte {place}: {_quote(written, place)} is in the file; when made again, it is {_quote(expected, place)}"
     return mismatch(folder.REPORT, shown)
@@ -520,5 +520,5 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
     except SafevlaError as error:
         return mismatch(RULES, str(error))
     if rules.rules != provenance.rules:
-        return mismatch(RULES, "these are not the rules that judged")
-    return agreement(RULES, "the rules that judged")
+        return mismatch(RULES, "these are not the rules that judged the run")
+    return agreement(RULES, "these rules judged the run")

@@ -41,14 +41,14 @@ from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
-"""Function that is called before each episode, with the number of finished episodes and the id of the next one."""
+"""Function that is called before each episode, with the number of finished episodes and the next one's id."""
 REPLAY = "replay"
 # Tolerance, absolute plus relative, in a replay from a recorded state.
 _FROM_STATE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so on another processor the last "
-    "digits may differ, and after contacts more. Replay on the same kind of processor before you suspect the "
+    "digits may differ, and further digits after contacts. Replay on the same kind of processor before you suspect the "
     "records."
 )
 
@@ -61,7 +61,7 @@ UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION, SUBGOALS)
 OF_LAST_STEP = (
     "contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported", SUBGOALS
 )  # fmt: skip
-"""Channels that depend on the previous step, about which a simulator state says nothing."""
+"""Channels that depend on the previous step, which a simulator state does not contain."""
 _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 # Header fields that the run or the start determines, not the host, and fields that are compared separately.
 _RUN_FIELDS = frozenset(
@@ -82,7 +82,7 @@ class Deviation:
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
         """Return the difference between two JSON values. `ABSENT` marks a missing value."""
-        values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
+        values = f"{files.format_value(recorded)} is recorded, but the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 @dataclass(frozen=True)
 class ReplaySetting:
-    """What a run's replays share: the host, its tasks and installed versions, and how the run's episodes begin."""
+    """The common setting of a run's replays: the host, its tasks and versions, and how the run's episodes begin."""
 
     host: Host
     tasks: Mapping[tuple[str, str], Task]
@@ -275,15 +275,15 @@ class ReplaySetting:
             raise RunError("the record has no action")
         for name, recorded in (header.versions or {}).items():
             if name != plugins.OWN_DISTRIBUTION and self.versions.get(name) != recorded:
-                raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
+                raise RunError(f"recorded with {name} {recorded}, but here is {self.versions.get(name, 'none')}")
         planned = self.plan(header)
         starts = [planned.start] if planned else list(episode_starts(self.rules, episode))
         if not planned and self.needs_planned_start(header):
             starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
             if not starts or marks.start_marks(episode)[0]:
-                raise RunError("it did not begin at one of the suite's starts, or its record does not say at which")
+                raise RunError("the episode began at no start of the suite, or its record does not name the start")
         if not starts:
-            raise RunError("the record says neither its seed and initial state nor its fixtures' places")
+            raise RunError("the record has neither seed and initial state nor the positions of its fixtures")
         return task, planned, starts
 
 
@@ -326,7 +326,7 @@ class RunFields(msgspec.Struct):
 
 
 def _use_installed(suite: str) -> str:
-    """Return the official suite that a name or path refers to, so that no file can replace that suite; else `suite`."""
+    """Return the official suite that a name or path refers to, so that no file can replace the suite; else `suite`."""
     names = [part.name for part in (Path(suite), Path(suite).parent)]
     return next(filter(None, map(find_official_name, names)), suite)
 
@@ -361,7 +361,7 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> files.
         try:
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
-            finding = files.open_check(name, f"the host cannot replay it here: {error}")
+            finding = files.open_check(name, f"the host cannot replay the episode here: {error}")
         except Exception as error:  # a simulator can raise anything, even if it did not when the episode was recorded
             finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
@@ -388,12 +388,12 @@ def _compare_replay(
     if differences:
         detail = _describe_differences(differences, uncompared, _read_simulation(episode))
         no_memory = _SOFT if _is_soft(episode) else ""
-        no_memory += "It began at its recorded first state, which lacks the solver's and controllers' memory."
+        no_memory += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
         return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
     if seed.earlier_resets and not from_state:
         how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
-    note = "; with stand-ins for the host's own assets, here as there" if marks.standin_benchmarks(episode) else ""
+    note = "; with stand-ins for the host's assets in both" if marks.standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
     detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
     return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
@@ -402,7 +402,7 @@ def _compare_replay(
 class _Simulation(msgspec.Struct):
     offscreen_renderer: bool | None = None
     as_rendered: bool | None = None
-    """Whether resets computed forward dynamics as they do with a renderer; our resets do so only with a renderer."""
+    """Whether resets computed forward dynamics. Resets of this package do so only with a renderer."""
     hard_reset: bool | None = None
     openblas_kernel: str | None = None
 
@@ -414,7 +414,7 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return _Simulation()
 
 
-_SOFT = "Its environment had soft resets, so that seed and initial state do not fix its start. "
+_SOFT = "The environment had soft resets, so seed and initial state do not determine the start. "
 
 
 def _is_soft(episode: Batch) -> bool:
@@ -426,15 +426,15 @@ def _describe_processor(recorded: str | None) -> str:
     if recorded is None or replayed is None:
         return PROCESSOR
     if recorded == replayed:
-        return f"Both ran OpenBLAS's kernels {replayed}, so that the processor is not the reason."
-    return f"It was recorded with OpenBLAS's kernels {recorded}, and replayed here with {replayed}. {PROCESSOR}"
+        return f"Record and replay used OpenBLAS's kernels {replayed}, so the processor is not the reason."
+    return f"The record used OpenBLAS's kernels {recorded}, and the replay here {replayed}. {PROCESSOR}"
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
     _, *others = channels = dict.fromkeys(difference.channel for difference in differences)
-    also = f"; different too: {', '.join(others)}" if others else ""
+    also = f"; also different: {', '.join(others)}" if others else ""
     states_agree = "sim_state" not in {*uncompared, *channels}
-    reason = "The simulator's states agree, so that the processor is not the reason."
+    reason = "The simulator's states agree, so the processor is not the reason."
     reason = reason if states_agree else _describe_processor(simulation.openblas_kernel)
     return f"{differences[0]}{also}. {reason}"
 
