@@ -98,7 +98,7 @@ def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
 def test_an_empty_figure_says_why_it_is_empty(state):
     reasons = {
         "There are no episodes.", "No episode was counted.", "—", "no violation",
-        "No specification reached a verdict in any episode.", "No policy has both numbers.",
+        "No specification reached a verdict in any episode.", "No policy has both success and safety.",
     }  # fmt: skip
     for name in FIGURES:
         if (name, state) == ("tradeoff", "no verdict"):
@@ -196,7 +196,7 @@ def test_a_figure_for_another_page_has_its_width_and_is_as_readable(name: str, p
 
 
 def test_a_page_too_narrow_for_its_text_is_refused():
-    with pytest.raises(RunError, match="wide is too"):
+    with pytest.raises(RunError, match="a width of"):
         draw_figure(lambda: pytest.fail("drawn"), Page(2.5))
 
 

@@ -1,4 +1,4 @@
-"""Figures, listed in `FIGURES`. Each is drawn by a pure function, so that the same verdicts give the same bytes."""
+"""The figures, listed in `FIGURES`. Pure functions draw them, so that the same verdicts give the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from safevla_bench.trajectory.batch import Stamps
 from safevla_recorder.episode import Floats, Ints
 
 FigureFormat = Literal["svg", "pdf", "png"]
-# Keys of metadata under which matplotlib would write the date and its name.
+# Metadata keys under which matplotlib would write the date and the name of the program.
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Creator", "Producer"),
@@ -32,8 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """The input of all figures: the verdicts on E episodes, their control steps [s] and numbers of records, [E] each,
-    their `stamps_s` as in `Batch`, and options.
+    """The input of all figures: the verdicts on E episodes, the episodes' control steps [s] and numbers of records ([E]
+    each) and `stamps_s` as in `Batch`, and options.
     """
 
     scores: Scores
@@ -81,7 +81,7 @@ FIGURES: Mapping[str, FigureKind] = {
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return the figure that `draw` makes, laid out for `page`; raise `RunError` if the page is too narrow for text."""
     if page.width_in < NARROWEST_IN:
-        raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Use at least {NARROWEST_IN} in.")
+        raise RunError(f"a width of {page.width_in:g} inches is too low", remedy=f"Use at least {NARROWEST_IN} inches.")
     context = copy_context()
     context.run(PAGE.set, page)
     return context.run(draw)

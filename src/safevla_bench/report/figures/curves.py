@@ -25,7 +25,7 @@ from safevla_recorder.episode import Floats
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety and SBU over the threshold, a row of panels per suite: a line with a 95 % Wilson band for each policy
-    with episodes. Dotted lines mark the thresholds of the library. Without an episode, the figure says so. Raises
+    with episodes. Dotted lines mark the thresholds of the library. If no episode is counted, the figure says so. Raises
     `SpecError` if the library lacks a swept specification.
     """
     registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
@@ -44,8 +44,8 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
-    bands = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}." if counts else ""
-    dotted = f"Dotted: the registered threshold, {', '.join(map(format_compact, anchors))}." if anchors else ""
+    bands = f"Bands: 95 % Wilson intervals; each curve is over {sheet.format_episode_range(counts)}." if counts else ""
+    dotted = f"Dotted: the library's threshold, {', '.join(map(format_compact, anchors))}." if anchors else ""
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
@@ -90,7 +90,7 @@ _DODGE_PT = 2.2
 @sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite: for each run a marker and an interval, with thin lines from run to
-    run. `across` says what the runs' labels are, such as "Training steps". Without a run, the figure says so.
+    run. `across` says what the runs' labels are, such as "Training steps". If there are no runs, the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
     panels = [
@@ -161,8 +161,8 @@ def _series_note(compared: SeriesComparison) -> str:
     bootstrap = any(has_bootstrap(point) for point in points)
     kind = "percentile bootstrap for VSI" if bootstrap else "distribution-free for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
-    note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {episodes}."
-    return f"{note} Lines lead the eye: nothing between two runs was measured."
+    note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); each run has {episodes}."
+    return f"{note} Lines only guide the eye: nothing was measured between two runs."
 
 
 # Onset: the share of episodes that have violated a limit, over the time in the episode
@@ -171,8 +171,8 @@ _FAINT = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
-    """Return the points at which the share of violations rises, [4, k]: time [s], then share, low and high end of its
-    interval [%]. `ANY_LIMIT` also has a point at time 0.
+    """Return the points at which the share of violations rises, [4, k]: the time [s], and the share with the low and
+    high end of its interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     found, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
@@ -181,15 +181,15 @@ def onset_steps(onset: SpecOnset) -> Floats:
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
-    """Draw a panel for each policy and suite, with a line per violated specification, and a band for any limit."""
+    """Draw a panel for each policy and suite, a line per violated specification, and a band for any limit."""
     violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
     names = list(dict.fromkeys(part.spec_id for part in violated))
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
     key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_FAINT))
-    shares = "Share of the judged episodes in which a limit applies, from the first violation on."
-    band = "Band: any limit; 95 % interval at each time alone."
+    shares = "Share of episodes that have violated a limit by then, of the judged episodes in which the limit applies."
+    band = "Band: 95 % interval of the share for any limit, at each time alone."
     return sheet.draw_panels(
         "When violations begin",
         1.8 if len(cells) <= 2 else 1.05,

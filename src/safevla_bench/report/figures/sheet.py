@@ -1,7 +1,7 @@
-"""The common layout of figures, a sheet: title and panels in matplotlib's constrained layout, then notes and a key.
+"""The common layout of all figures: a title, panels in matplotlib's constrained layout, and then notes and a key.
 
-The user's settings of matplotlib do not change the style. Series differ in color and also in marker or line, so that no
-reader depends on color. The font is DejaVu Sans, which comes with matplotlib, or a system font for what it lacks.
+The user's settings of matplotlib do not change the style. Series differ in color and also in marker or line style, so
+that no reader depends on color. The font is DejaVu Sans (from matplotlib), with system fonts for missing letters.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 _GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
 DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
-_STYLE = Path(__file__).with_name("sheet.mplstyle")  # repeats these sizes and colors
+_STYLE = Path(__file__).with_name("sheet.mplstyle")  # contains the same sizes and colors
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The options of a figure for the place where it is printed."""
+    """The options of a figure that depend on where it is printed."""
 
-    width_in: float = 3.5  # width in inches, by default of a column
+    width_in: float = 3.5  # width in inches; the default is that of a column
     titled: bool = True  # whether the figure has a title
     remarks: Sequence[str] = ()  # sentences below the figure's notes
 
@@ -94,8 +94,8 @@ def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, A
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters of the text, with controls escaped, and in `figure_style` add system fonts that it
-    needs. A character that no font has becomes U+FFFD, and a warning names the text once.
+    """Return at most 300 characters of the text, with control characters escaped, and add the system fonts that the
+    text needs to the current style. A character that no font has becomes U+FFFD, with one warning for the text.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     families = {c: _find_family(c) for c in shown}
@@ -109,12 +109,12 @@ def drawable_text(text: str) -> str:
 @cache
 def _warn_undrawable(text: str, missing: str) -> None:
     problem = f"no font of this system has {missing!r}, so the name is not drawn whole"
-    _log.warning("warning: figures: %r: %s. Install a font that has them.", text, problem)
+    _log.warning("warning: figures: %r: %s. Install a font with these characters.", text, problem)
 
 
 @cache
 def _find_family(character: str) -> str | None:
-    """Return the font family to draw a character: DejaVu Sans, else one of the system; None if no font has it."""
+    """Return the font family to draw a character: DejaVu Sans, else a system font; None if no font has it."""
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
     fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
     has = (name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_glyphs(path))
@@ -134,7 +134,7 @@ _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
 def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
-    """Return the text as it can be drawn, in lines of at most `room_in` inches for letters of average width."""
+    """Return the drawable text, wrapped to lines of at most `room_in` inches for letters of average width."""
     return textwrap.fill(drawable_text(text), count_characters(room_in, size), break_on_hyphens=True)
 
 
@@ -217,7 +217,7 @@ def _make_handle(entry: KeyEntry, label: str) -> Line2D:
 
 
 def draw_empty(axes: Axes, reason: str) -> None:
-    """Write into an empty panel, without ticks and frame, the reason why it is empty."""
+    """Write the reason into an empty panel, and remove the ticks and the frame of the panel."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -272,7 +272,7 @@ def percent_band(rates: Sequence[Rate]) -> Floats:
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return policy -> flags [E] of the episodes that are its own and judged, in order of first appearance."""
+    """Return policy -> flags [E] of the policy's judged episodes, with policies in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 

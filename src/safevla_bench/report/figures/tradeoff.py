@@ -46,14 +46,14 @@ class Tradeoff:
 
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
-    pooled: tuple[str, ...] = ()  # suites whose episodes are pooled; empty if none are
-    suites: tuple[str, ...] = ()  # suites that share a panel, in the order of marker shapes; empty if they do not
-    left_out: tuple[str, ...] = ()  # auxiliary suites, which may not share a panel with the others
+    pooled: tuple[str, ...] = ()  # suites whose episodes are pooled; empty = no pooling
+    suites: tuple[str, ...] = ()  # suites in the order of marker shapes, if suites share a panel; else empty
+    left_out: tuple[str, ...] = ()  # auxiliary suites, which may not share a panel with other suites
     remarks: tuple[str, ...] = ()
 
 
 TradeoffLayout = Literal["suites", "pooled", "cells"]
-"""`suites`: a panel per suite; `pooled`: one panel with suites pooled; `cells`: one, a marker per policy × suite."""
+"""`suites`: a panel per suite; `pooled`: one panel with suites pooled; `cells`: one panel, a marker per cell."""
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
@@ -117,7 +117,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 @sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels; without a panel, the figure says that there are no episodes."""
+    """Draw the panels; if there is no panel, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
     across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
     high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4
@@ -151,7 +151,7 @@ def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], upward: tuple[float, float]) -> None:
     if not panel.points:
-        sheet.draw_empty(axes, "No policy has both numbers.")
+        sheet.draw_empty(axes, "No policy has both success and safety.")
         return
     axes.set(xlim=across, ylim=upward)
     axes.locator_params(nbins=6, integer=True)
@@ -174,18 +174,18 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
     sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
-        sentences.append(f"Bars: 95 % Wilson intervals; a marker has {sheet.format_episode_range(counts)}.")
+        sentences.append(f"Bars: 95 % Wilson intervals; each marker is over {sheet.format_episode_range(counts)}.")
     if any(panel.frontier for panel in value.panels):
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if len(value.suites) > 1:
         sentences.append("Colors: policies; shapes: suites. The frontier is that of all markers together.")
     if value.left_out:
-        sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
+        sentences.append(f"Auxiliary suites, left out: {', '.join(value.left_out)}.")
     if value.pooled:
         sentences.append(f"Pooled: {', '.join(value.pooled)}.")
     missing = [f"{name} ({panel.title})" for panel in value.panels for name in panel.missing]
     return [
         " ".join(sentences),
-        *([f"Without a verdict, or stopped by a violation: {', '.join(missing)}."] if missing else []),
+        *([f"Not shown, without a verdict or stopped by a violation: {', '.join(missing)}."] if missing else []),
         *value.remarks,
     ]

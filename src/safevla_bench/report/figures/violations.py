@@ -1,4 +1,4 @@
-"""Figures of violations: a heat map of rates by kind (right of the paper's Figure 2), and margins ρ/τ to each limit."""
+"""Figures of violations: a heat map of rates by kind (as in the paper's Figure 2, right), and margins ρ/τ to limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safevla_recorder.episode import Bools
 
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
-    """Draw the heat map of violation rates, a row per policy and suite; without a row, the figure says so."""
+    """Draw the heat map of violation rates, a row per policy and suite; if there are no rows, the figure says so."""
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[Summary]] = {}
@@ -56,7 +56,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
-    """Return the rate of each kind of violation in a cell; None if no specification of the kind judged anything."""
+    """Return the rate of each kind of violation in a cell; None if no specification of the kind has a verdict."""
     return [rate if (rate := cell.axes.get(kind)) and rate.n else None for kind in kinds]
 
 
@@ -108,7 +108,7 @@ class Margins:
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
-    silent: tuple[str, ...]  # specifications without a margin in any episode
+    silent: tuple[str, ...]  # specifications without any margin or Boolean verdict
     remarks: tuple[str, ...] = ()
 
 
@@ -210,12 +210,12 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(value: Margins) -> list[str]:
-    silent = [f"No margin anywhere: {', '.join(value.silent)}."] if value.silent else []
+    silent = [f"No margin in any episode: {', '.join(value.silent)}."] if value.silent else []
     return [
-        "Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest. Linear "
-        "between −1 and 1, logarithmic beyond.",
-        "Right: violating episodes / episodes with a margin; followed by vacuous ones (vac.) and violations that a "
-        "Boolean signal decided, without a margin (bool.).",
+        "Below zero, shaded: violations. Marker: median; box: quartiles; line: least to greatest. The axis is linear "
+        "between −1 and 1, and logarithmic beyond.",
+        "Right: violating episodes / episodes with a margin, then violations without a margin, which a Boolean signal "
+        "decided (bool.), and vacuous episodes (vac.).",
         *silent,
         *value.remarks,
     ]

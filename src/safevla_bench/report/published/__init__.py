@@ -1,4 +1,4 @@
-"""Published results, with sources and reasons why they are not comparable; in % as printed, None = not printed."""
+"""Published results, in % as printed (None = not printed), with sources and reasons why they are not comparable."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PublishedMean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the paper's Table 9 for one host; `name` is that of the threshold variant."""
+    """One row of the paper's Table 9 for one host; `name` is the name of the threshold variant."""
 
     name: str
     host: str
@@ -91,7 +91,7 @@ def load_published(name: str) -> PublishedResults:
 
 
 def matching_counts(printed: float, n: int) -> list[int]:
-    """Return the counts out of n whose percentage rounds to `printed`, with one decimal; ascending, [] if none does."""
+    """Return the counts out of n, ascending, whose percentage rounds to `printed` (with one decimal); [] = none."""
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
     return [
@@ -102,8 +102,8 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 
 def printed_rate(printed: float | None, n: int) -> Rate:
-    """Return the rate of n episodes behind a printed percentage; without a value if it is not printed. The nearest
-    count that rounds to the percentage is used; the interval covers the Wilson 95 % intervals of all of them.
+    """Return the rate over n episodes for a printed percentage; a rate without value if none is printed. The count is
+    the nearest one that rounds to the percentage; the interval covers the Wilson 95 % intervals of all counts that do.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
@@ -114,7 +114,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
-    """Return the reasons why published rows are not comparable, each with the labels of its rows in front."""
+    """Return the reasons why published rows are not comparable, each preceded by the labels of the rows concerned."""
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
         for reason in row.incomparable:
@@ -135,4 +135,4 @@ def find_paper_cells(name: str) -> list[PublishedCell]:
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen
     names = ", ".join(dict.fromkeys(f"{PREFIX}{cell.policy}" for cell in cells))
-    raise RunError(f"the paper prints no policy {name.removeprefix(PREFIX)!r}", remedy=f"There are: {names}.")
+    raise RunError(f"the paper has no results of policy {name.removeprefix(PREFIX)!r}", remedy=f"There are: {names}.")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @cache
 def template_environment() -> Environment:
-    """Return the jinja2 environment of the page templates, which is made once. It escapes control characters and HTML
-    in every string. Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
+    """Return the jinja2 environment of the page templates, created once. The environment escapes control characters and
+    HTML in every string. Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -85,8 +85,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. A note that several tables have is only below the first of them.
-    Remarks on what simulated and judged all tables are only below the last, except in LaTeX. JSON repeats everything.
+    """Return the tables in one format as one text. A shared note is only below the first table that has it. Remarks on
+    simulators and rules behind all tables are only below the last table, except in LaTeX. JSON repeats all.
     """
     if form == "json":
         return render_json(tables)

@@ -15,16 +15,16 @@ from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls, wrap_line
 
-# Maximum line length of a heading above numbers, in characters.
+# Maximum length of a line in the heading of a column of numbers, in characters.
 _HEAD_WIDTH = 14
-_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # lines of a heading may also end within a name
+_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading may also be broken within a name
 # Maximum width of a table that fits into one column of a page without much shrinking, in characters.
 _COLUMN_WIDTH = 50
 # Maximum length of a text cell on one line, in characters; a column with a longer cell is wrapped.
 _TEXT_WIDTH = 40
 # Number of lines of rows and notes that fit on a page below the caption and the heading.
 _PAGE_LINES = 36
-# Maximum number of table parts that LaTeX must hold until it can place them; older versions hold 18.
+# Maximum number of table parts (floats) that wait for a place at the same time; older versions of LaTeX hold 18.
 _WAITING_PARTS = 8
 
 
@@ -67,7 +67,7 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], notes: int) -> list[slice]:
-    """Return the rows of each part, from their heights in lines; `notes` more lines are below the last part."""
+    """Divide rows, given by their heights in lines, into parts; the last part leaves room for `notes` lines."""
     starts, used = [0], 0
     for k, height in enumerate(heights):
         rest = notes if k == len(heights) - 1 else 0
@@ -145,7 +145,7 @@ _SPECIAL: dict[str, str | int | None] = {
     **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     **{character: rf"\text{name}{{}}" for character, name in _TEXT_NAMES.items()},
     **{character: rf"$\{name}$" for character, name in _MATH_NAMES.items()},
-    **{character: f"{{{character}}}" for character in "*[]"},  # else \\ takes them as an option
+    **{character: f"{{{character}}}" for character in "*[]"},  # after \\, TeX would read them as an option
     '"': r"{\char34}",
     "—": "---",
     "–": "--",
@@ -160,5 +160,5 @@ _SPECIAL: dict[str, str | int | None] = {
 
 
 def _escape_latex(text: str) -> str:
-    # TeX turns two consecutive hyphens into a dash.
+    # TeX would turn two consecutive hyphens into a dash.
     return re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text)).translate(str.maketrans(_SPECIAL))

@@ -18,16 +18,16 @@ from rich.cells import cell_len
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls, split_words, terminal_width, wrap_line, wrap_text
 
-_GAPS = (2, 1)  # numbers of spaces between columns; the second is used if it avoids wrapping
-_HEAD_WIDTH = 13  # maximum width of a heading above numbers, in characters; longer ones are wrapped
+_GAPS = (2, 1)  # spaces between columns: 1 instead of 2 where this avoids wrapping
+_HEAD_WIDTH = 13  # maximum width of a heading above numbers, in characters; longer headings are wrapped
 
 
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, with details below their values.
 
     `width` is the maximum width in characters, by default the terminal's; output to a pipe or file is not wrapped. In a
-    table that is too wide, texts are wrapped between words. If it is still too wide, it becomes several tables, each
-    with the first text columns that distinguish the rows. A line is only wider than `width` if a name or number is.
+    table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
+    all begin with the text columns that identify the rows. Only words and numbers can make a line wider.
     """
     marks = _name_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]
@@ -40,7 +40,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables in compact form, without notes; a list below them explains marks and has the remarks."""
+    """Return the tables in compact form, without notes; the list at the end explains marks and contains the remarks."""
     marks = _name_marks(tables)
     bodies: list[str] = []
     for table in tables:
@@ -48,7 +48,7 @@ def render_summary(tables: Sequence[Table]) -> str:
         bodies += [line for part in _format_parts(table, marks) for line in (*part, "")]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
-    interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
+    interval = ["Below each value is its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
     ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
     return "\n".join([*bodies, *(wrap_text(f"- {escape_controls(line)}") for line in ends)]) + "\n"
 
@@ -201,17 +201,17 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# Places at which a spreadsheet may read a formula: at the beginning, and after what separates fields in some locales.
+# Where a spreadsheet may read a formula: at the beginning of a field, and after separators of fields in some locales.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
     """Return CSV text: a line of headings and a line for each row, with exact numbers.
 
-    A column with intervals is followed by `NAME low` and `NAME high`, one in which a value has another n than its row
-    by `NAME n`, and one with other details, such as reasons for missing values, by `NAME note`. A missing value is an
-    empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula begins
-    with an apostrophe; numbers never do.
+    `NAME low` and `NAME high` follow a column with intervals. `NAME n` follows a column in which a value has another n
+    than its row. `NAME note` follows a column with other details, such as reasons for missing values. A missing value
+    is an empty field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula
+    begins with an apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     columns = [(k, part) for k in range(len(table.columns)) for part in _column_parts([row[k] for row in table.rows])]
@@ -261,5 +261,5 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return the text with control characters escaped, and with an apostrophe before what looks like a formula."""
+    """Return the text with control characters escaped, and with an apostrophe before text that looks like a formula."""
     return _FORMULA.sub("'", escape_controls(text))
