@@ -59,7 +59,7 @@ def test_an_arm_that_pushes_a_plate_itself():
 def test_a_contact_long_before_or_after_the_motion_began_did_not_begin_it():
     cause = find(pushed((2, HAND, PLATE, 12.0), (7, BOWL, PLATE, 12.0)))
     assert (cause.bodies, cause.steps) == (("plate",), ())
-    assert "recorded contact caused" in cause.sentence
+    assert "recorded contact explains" in cause.sentence
 
 
 def test_two_bodies_that_touch_at_once_are_both_named():

@@ -1,8 +1,8 @@
 """Agreement of our verdicts with external safety labels: costs that a simulator assigned to the steps of an episode.
 
 A label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step and the episode was
-not cut short. The last step may lack a cost, because LIBERO-Safety gives none to the step that succeeds. The labels do
-not affect Safety, SBU or VSI.
+not cut short. The last step may lack a cost, because LIBERO-Safety gives no cost to the step that succeeds. The labels
+do not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNKNOWN = -1
 
 
 class CostLabel(NamedTuple):
-    """One cost over one episode: its sum, the first record with a cost above 0 (-1 if there is none), and whether a
-    step before the last has no cost.
+    """One cost of one episode: its sum over the steps, the first record with a cost above 0 (-1 if there is none), and
+    whether a step before the last has no cost.
     """
 
     total: float
@@ -39,13 +39,13 @@ Labels = Sequence[dict[str, CostLabel]]  # for each episode: name -> label; {} i
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of one label with our verdict on one clause, or on `ANY_CLAUSE`, in numbers of episodes."""
+    """Agreement of one label with our verdict on one clause, or on `ANY_CLAUSE`, as numbers of episodes."""
 
     label: str
     clause: str
     counts: NDArray[np.int64]  # [2, 2]: rows are label safe and unsafe, columns our verdict safe and unsafe
-    unlabeled: int  # episodes that the label does not decide
-    undecided: int  # labeled episodes that the clause does not decide, or does not apply to
+    unlabeled: int  # episodes without a verdict of the label
+    undecided: int  # labeled episodes without a verdict of the clause
 
     @property
     def n(self) -> int:
@@ -120,8 +120,8 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
 def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
     """Return Cohen's kappa, [...], of tables [..., 2, 2] of counts or shares of the verdicts of two raters.
 
-    It is 1 if they always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if both
-    gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    Kappa is 1 if the raters always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if
+    both gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)

@@ -4,7 +4,7 @@ A kind is one of the words in `BODY_KINDS`. It says how a body relates to the ta
 name and the task's goal. The record gives roles and positions.
 
 A clause on the largest force or displacement is violated if any body or pair of bodies exceeds the limit. `find_bodies`
-yields all of them, not only the worst. The bodies and kinds do not affect Safety, SBU or VSI.
+yields all such bodies and pairs, not only the worst. Bodies and kinds do not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BODY_KINDS: tuple[BodyKind, ...] = (
     "furniture",
 )
 """The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
-# robosuite names each body of a robot after the robot's part: version 1.4 for LIBERO, 1.5 for RoboCasa.
+# In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), the name of a robot's body contains the name of its part.
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
     ("mount", re.compile(r"mount|pedestal", re.IGNORECASE)),
@@ -54,7 +54,7 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 
 def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body in an episode. `body` is an index in the batch's body table, `episode` in the batch."""
+    """Return the kind of a body in an episode. `body` indexes the body table of the batch, `episode` its episodes."""
     header, poses = batch.headers[episode], batch.body_pos_m
     name, role = batch.body_label(body), int(batch.body_role[body])
     if role == ROBOT:
@@ -86,13 +86,13 @@ class Contributors:
     what: str
     names: tuple[str, ...]
     amount: str = ""  # the value as text with its unit; "" if it is not known
-    kinds: tuple[BodyKind, ...] = ()  # one per body; empty if `names` holds a joint
+    kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` holds a joint
     arms: tuple[str, ...] = ()  # arm that each body belongs to, "" = none; empty for a robot with one arm
-    joint: int | None = None  # index, over the joints of all arms, of the joint in `names`; None for bodies
+    joint: int | None = None  # index of the joint in `names` among the joints of all arms; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names with kinds, and arms if several: `palm (gripper of left)`. Joints have only names."""
+        """The names with kinds, and with arms if there are several: `palm (gripper of left)`. Joints have no kinds."""
         if not self.kinds:
             return self.names
         owners = self.arms or ("",) * len(self.names)
@@ -141,7 +141,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
-    """Return the indices in `batch.contacts` of one record's contacts between two `roles`; empty = between any."""
+    """Return the indices in `batch.contacts` of one record's contacts between two `roles`; no roles = all contacts."""
     contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
     if not roles:
         return contacts

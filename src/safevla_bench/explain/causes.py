@@ -63,9 +63,9 @@ class _Chain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of the violation of a signal's limit that began in record `first` of the only episode.
 
-    None for signals of motion, if `first` is below 0 (no violation), or if the episode has no channel of contacts. Also
-    None if the record lacks the known displacement, the contact or the held object that the signal needs. A signal of
-    joint torque needs none of these, but its cause may name no body. The registry knows which tasks hold an object.
+    Return None for signals of motion, if `first` is below 0 (no violation), if the episode has no channel of contacts,
+    or if the record lacks what the signal needs: a known displacement, a contact or a held object. A signal of joint
+    torque needs none of these, but its cause may name no body. The registry knows which tasks hold an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -88,7 +88,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
     left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
     if len(chain.bodies) == 1:
-        sentence = f"{name} {left}. No recorded contact caused this; it may have slid, rolled or been released."
+        sentence = f"{name} {left}. No recorded contact explains this; the body may have slid, rolled or been released."
     else:
         last = f"touched it from {_time(reading, _since(reading, chain.contacts[-1]))} on"
         sentence = f"{_arrows(batch, chain)}: {name} {left}; {batch.body_label(chain.bodies[-2])} {last}."
@@ -109,7 +109,7 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
     force = f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}"
     strength = force if signal.cause == "contact" else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
-    alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before."
+    alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
     return _make_cause(reading, chain, first, registry, sentence)
 
@@ -122,12 +122,12 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
     foreign = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
     name, began = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
     if not foreign:
-        sentence = f"No recorded contact of {name} but the robot's in the {began}: the grip or the motion of the arm."
+        sentence = f"Only the robot touched {name} in the {began}: the grip or the motion of the arm may be the cause."
         return _make_cause(reading, _Chain((held,)), first, registry, sentence)
     last = max(foreign, key=lambda c: (c.step, c.force_n, batch.body_label(c.other(held))))
     chain = _Chain((last.other(held),)).extend(last, held, _others(batch, foreign, held, last))
     touch = f"in contact with {name}, last at {_time(reading, last.step)}"
-    sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: it or the grip may have turned or pulled the object."
+    sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: this contact or the grip may have moved the object."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
@@ -137,12 +137,12 @@ def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Regi
     hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
     if hardest is None:
         moment = _time(reading, first)
-        sentence = f"No contact of the robot is recorded at {moment}: its own motion, or what it carries."
+        sentence = f"No contact of the robot is recorded at {moment}: its own motion or its load may be the cause."
         return _make_cause(reading, _Chain(()), first, registry, sentence)
     a, b = _robot_first(batch, hardest)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.force_n, 'N')}"
     chain = _Chain((a,)).extend(hardest, b)
-    sentence = f"{_arrows(batch, chain)}: {touch}; it or the motion may have loaded the joint."
+    sentence = f"{_arrows(batch, chain)}: {touch}; this contact or the motion may have loaded the joint."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
@@ -247,7 +247,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
     reading = _of_acting_arm(reading, names)
     stage, speed = _grasp_stage(reading, step, registry), _speed_at(reading, step)
     hand = " of ".join(filter(None, ("the end effector", reading.name_arm())))
-    hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have done it." if others else ""
+    hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have been the cause." if others else ""
     circumstances = [f"the stage of the grasp was {stage}"] if stage else []
     circumstances += [f"{hand} moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
     around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
@@ -256,7 +256,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the first arm that a body is part of; `reading` if there is none, or if it is one arm's."""
+    """Return the fields of the first arm that owns a named body; `reading` if no arm does, or if it has one arm."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)
@@ -267,8 +267,8 @@ def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
 
 def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
     """Return the stage of the grasp in a record; "" if the task holds no object, or a needed channel is missing.
-    Before grasp: before the first record with a grip. After release: after the last one. Transport: in between, while
-    the gripped object is more than 5 cm above its start. Handling: the other records in between.
+    Before grasp: before the first record with a grip. After release: after the last record with a grip. Transport: in
+    between, while the gripped object is more than 5 cm above its start. Handling: the other records in between.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
     if header.arms and not reading.name_arm():

@@ -47,7 +47,7 @@ class SpecTrace:
     rho: float
     depth: float
     violated: bool
-    first: Moment | None  # the first record that violates it, None if it holds
+    first: Moment | None  # the first violating record; None if the specification holds
     worst: Moment
     why: CauseChain | None = None  # the cause of the violation, inferred from contacts and poses
     arm: str = ""  # the arm that decides the verdict; "" if the robot has one arm, or the signal is not about an arm
@@ -63,7 +63,7 @@ class SpecTrace:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One explained episode: its row of the scores, its judged clauses, worst first, and why others have no verdict."""
+    """An explained episode: its scores, its judged clauses, worst first, and why other clauses have no verdict."""
 
     number: int
     score: EpisodeScore
@@ -118,8 +118,8 @@ def explain_episode(
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
     """Return a mapping from the number of an episode, from 1, to a sentence on the cause of its first violation.
 
-    It leaves out episodes without a violation, without a known cause, or with a first violated specification that the
-    library lacks. `chunks` hold the episodes of the scores, in the same order. If several specifications are first
+    The mapping lacks episodes without a violation, without a known cause, or with a first violated specification that
+    the library lacks. `chunks` hold the episodes of the scores, in the same order. If several specifications are first
     violated in the same record, the sentence is about the one that `Scores.first_violation` names.
     """
     steps, columns = scores.first_violation
@@ -143,7 +143,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return a mapping from each specification to the reason why it is vacuous in the only episode of `reading`."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # any arm: a vacuous specification is so for all arms
+        view = reading.views(library[spec_id].signals)[0]  # any arm: a specification is vacuous for all arms or none
         values = signals.derive_signals(view, library[spec_id].signals)
         undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
         match library[spec_id].formula:
@@ -152,7 +152,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"
             case _:
-                reason = "it holds by no margin"
+                reason = "no compared number decides it"
         reasons[spec_id] = reason
     return reasons
 
@@ -241,7 +241,9 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     return SpecTrace(
         spec=scores.specs[column],
         formula=syntax.format_formula(formula),
-        meaning=_describe_signal(signal, reading) if signal else "Margin of the formula: below zero it is violated.",
+        meaning=_describe_signal(signal, reading)
+        if signal
+        else "Margin of the formula, which is violated if the margin is below zero.",
         dt_s=float(reading.batch.dt_s[0]),
         times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
@@ -258,7 +260,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
     """Return what a signal means; for a displacement in judged phases, name the records from which it is measured."""
     if arm := reading.name_arm():
-        return f"{signal.meaning} Shown is the arm {arm}, which decides."
+        return f"{signal.meaning} The values are of the arm {arm}, which decides."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
     firsts = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
@@ -276,8 +278,8 @@ def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: in
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst unsafe episodes, in the order of `rank_by_severity`. Each cell
-    (policy and benchmark) contributes its worst, then each its second worst, and so on. If no episode is unsafe, the
-    judged ones are used.
+    (policy × benchmark) contributes its worst episode, then its second worst, and so on. If no episode is unsafe, the
+    judged episodes are used.
     """
     pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
     deepest = [k for k in rank_by_severity(scores) if pool[k]]

@@ -40,7 +40,7 @@ class Exposure:
 
     Time in violation is undefined for a specification that is inactive or vacuous in an episode, or whose formula is
     neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if no
-    specification reached a verdict, or if a specification with such a formula was violated.
+    specification reached a verdict, or if a specification with a formula of another form was violated.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -184,7 +184,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation: the last two without a violation
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; no violation precedes the last two
 CENSORED = -1  # in place of a cause, for a censored observation
 NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; an actuator at its clamp has margin 0
 
@@ -210,7 +210,7 @@ class Incidence:
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
     """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell in which it
-    applies. Near misses exclude episodes cut short without a violation; binary specifications have none.
+    applies. Near misses exclude episodes cut short without a violation. Binary specifications have no near misses.
     """
 
     spec_id: str
@@ -220,7 +220,7 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """Time to violation of one policy × suite; `specs`: those that apply, in library order, then `ANY_LIMIT`."""
+    """Time to violation of one policy × suite; `specs` has those that apply, in library order, then `ANY_LIMIT`."""
 
     policy: str | None
     suite: str
@@ -306,7 +306,9 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
 def _first_variance(share: Floats, before: Floats, ends: Ints, any_end: Ints, at_risk: Floats) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
     left = at_risk - any_end
-    hazard = np.divide(any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0)  # left = 0: the last step
+    hazard = np.divide(
+        any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0
+    )  # no observation is left after the last step
     mixed = np.divide(before * ends, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own = np.divide(before * mixed * (at_risk - ends), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
     squares = share**2 * np.cumsum(hazard) - 2 * share * np.cumsum(hazard * share) + np.cumsum(hazard * share**2)

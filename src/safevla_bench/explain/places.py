@@ -82,7 +82,7 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
                 close = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
                 found = f"no body; closest: {', '.join(close) or 'none is recorded'}"
             if not matched and role in ROLES:
-                found = f"no body{'; gap sees links and fixed bodies, too' if role != place else ''}"
+                found = f"no body{'; gap also sees links and fixed bodies' if role != place else ''}"
             yield f"{place} in {suite}: {found}"
 
 

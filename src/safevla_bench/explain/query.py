@@ -65,9 +65,9 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     """Return one answer for each episode, in order, numbered from `first` + 1. A robot with several arms gets the
     answer of its worst arm.
 
-    If a signal of the formula is missing in an episode, the verdict is `signal missing`; else, if one is undefined,
-    `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
-    `SignalError` if arithmetic overflows.
+    The verdict is `signal missing` if a signal of the formula is missing in an episode, and otherwise `undefined` if a
+    signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
+    and `SignalError` if arithmetic overflows.
     """
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
@@ -119,7 +119,7 @@ def _answer_view(formula: Formula, reading: RecordFields, first: int) -> list[An
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` for all chunks, numbered consecutively; keeps only one chunk at a time."""
+    """Return the answers of `answer_query` for all chunks, numbered consecutively. Memory holds one chunk at a time."""
     answers: list[Answer] = []
     for batch in chunks:
         answers += answer_query(formula, batch, len(answers))
@@ -146,7 +146,7 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):
-        return "vacuous", "it has no margin, since no number was compared where it matters"
+        return "vacuous", "it has no margin, because no compared number decides it"
     return ("satisfied" if rho >= 0 else "violated"), None
 
 

@@ -24,8 +24,8 @@ MARGIN = "margin"  # name of the signal if the trace shows the robustness of the
 @dataclass(frozen=True, slots=True)
 class SignalTrace:
     """The values of a signal in n records, [n], and their limit: a maximum if `upper`, else a minimum. `gate` [n] marks
-    the records to which the limit applies; None = all. `failing` [n] marks those that violate it. `worst` is the record
-    that is nearest to the limit, or furthest beyond it, among those to which it applies.
+    the records to which the limit applies; None = all. `failing` [n] marks the records that violate it. `worst` is
+    the record nearest to the limit, or furthest beyond it, among the records to which the limit applies.
     """
 
     signal: str
@@ -40,7 +40,7 @@ class SignalTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceChart(SignalTrace):
-    """The chart of a signal in page, terminal and film: a trace with values and limit in `unit`. `first` is the record
+    """The chart of a signal for page, terminal and film: a trace with values and limit in `unit`. `first` is the record
     of the first violation, -1 if there is none. `times_s` [n] are seconds since record 0; None = `dt_s` apart.
     """
 
@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values; `room` is a share added at ends other than 0."""
+        """Return an interval with 0, the limit and all finite values; the share `room` moves ends other than 0 out."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -87,7 +87,7 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
     """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. For any other
-    formula return its margin, or of G(formula) the inner margin, with the limit 0. `reading` holds one episode.
+    formula, return its margin with the limit 0; for G(formula), the margin of `formula`. `reading` holds one episode.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
