@@ -11,7 +11,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
-WORKER = "SAFEVLA_WORKER"  # environment variable: a worker's number, by which workers share servers and GPUs in turn
+WORKER = "SAFEVLA_WORKER"  # environment variable: number of this worker, which selects its server and GPU
 WORKERS = "SAFEVLA_WORKERS"  # environment variable: the number of workers of the run
 
 
@@ -76,7 +76,7 @@ class HostSupport:
     privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these only if `Wants.privileged` is set
     changes: str = "pose"  # the quantity that an action changes, such as `position`; for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
-    unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = no such motion
+    unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = other actions
     drawn: bool = False  # tasks with initial states can also start from a random placement (`EpisodeSeed.drawn`)
     states: bool = False  # episodes can start from a recorded state (`EpisodeSeed.recorded`)
     placed: bool = False  # episodes can start with objects at `EpisodeSeed.placed`, within `Host.search_space`
@@ -100,14 +100,14 @@ class Host(ABC):
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> HostEnv:
-        """Make the environment of a task, which returns the observations in `wants`."""
+        """Make a task's environment, whose observations contain what `wants` requests."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages that trajectories depend on, by distribution name."""
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return which coordinates of this start `EpisodeSeed.placed` may replace, and the benchmark's ranges."""
+        """Return the coordinates of this start that `EpisodeSeed.placed` may replace, and their ranges."""
         raise NotImplementedError
 
     def stage(self, task: Task, episode: Batch) -> Stage:

@@ -17,8 +17,8 @@ Action = NDArray[np.float64]
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
-"""Names of two readings of LIBERO: the end effector's position [3] in m and rotation matrix [9], in row-major order, as
-its controller uses them, in the world frame. They lag the observed pose by one physics step."""
+"""Names of two readings of LIBERO: the end effector's position [3] in m and rotation matrix [9], row by row, in the
+world frame, as used by the arm's controller. They lag the observed pose by one physics step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Wants:
     privileged: bool = False
     """Whether the policy wants simulator state that no real robot has. Every report marks such policies."""
     as_rendered: bool = True
-    """Whether LIBERO's resets without cameras compute all that resets with a renderer compute. False is for replays of
-    recordings that were made without a renderer."""
+    """Whether LIBERO's resets without cameras compute the same as resets with a renderer; False for replays of
+    recordings that were made without one."""
     absolute: bool = False
     """Whether actions are poses (world frame, position [3] in m, axis-angle [3] in rad) instead of changes of pose."""
     extra: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class RemotePolicy(Protocol):
         """Seed of the simulator that the server requests; None if it requests none."""
 
     def connect(self, task: Task) -> None:
-        """Connect to the server before an environment is made, and get the observations that it needs into `wants`."""
+        """Connect to the server before an environment is made, and put the server's requests into `wants`."""
 
 
 @runtime_checkable
@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: indices of initial states; 0, 1, ... if there are none."""
+        """Return the numbers of a task's recorded episodes: indices of initial states, else 0, 1, ..."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record `played` with a header field `replay` that describes how it diverges from the recording.

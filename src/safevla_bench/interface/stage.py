@@ -145,7 +145,7 @@ class Stage(ABC):
 
     def geometry(self) -> SceneGeometry:
         """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
-        remedy = "Its stage needs the methods `geometry` and `pose`: docs/howto/frames.md."
+        remedy = "Give the host's stage the methods `geometry` and `pose`: docs/howto/frames.md."
         raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:

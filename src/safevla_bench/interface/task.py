@@ -22,7 +22,7 @@ class Task:
     still: tuple[float, ...]  # action [A] that moves nothing and opens the gripper, in the host's units
     init_states: int | None = None  # number of the host's fixed initial states; None if starts are drawn from the seed
     horizon: int | None = None  # the host's limit in policy steps; the limit of a protocol has priority
-    episodes: int | None = None  # number of episodes that the benchmark runs; None if it does not say
+    episodes: int | None = None  # number of episodes that the benchmark runs; None if it defines none
     arms: tuple[str, ...] = ()  # names of the arms, in the order of records and observations; () = one arm
     label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
     found: tuple[FoundStart, ...] = ()  # starts that a search found, one per episode; () = the protocol's starts
@@ -50,7 +50,7 @@ class RecordedEpisode:
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy holds them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Positions of targets and hands in the first n records, [n, bodies, 3] in m; a replay that deviates is ended."""
+    """Positions of targets and hands in the first n records, [n, bodies, 3] in m. A replay ends if it deviates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. The duration of a control step stays the same, and the number of its substeps is
     rounded, which determines the actual time step. Controllers still run once per substep."""
-    iterations: float = 1.0  # factor of the maximum number of solver iterations; the tolerance is divided by its square
+    iterations: float = 1.0  # factor of the maximum number of solver iterations; divides the tolerance by its square
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0  # factor of the friction coefficients
     shift_m: float = 0.0  # horizontal shift of each free body at record 0, in a direction drawn from the seeds
@@ -75,7 +75,7 @@ class PhysicsChange:
         return frozenset(part.name for part in fields(self) if getattr(self, part.name) != part.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order in which they are replayed
+VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order of the replays
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),
@@ -97,7 +97,7 @@ class EpisodeSeed:
     init_state_index: int
     env_seed: int
     wait_steps: int  # settling steps before record 0, not counted in the horizon
-    wait_action: tuple[float, ...] | None = None  # in the host's units; None = `Task.still`
+    wait_action: tuple[float, ...] | None = None  # settling action in the host's units; None = `Task.still`
     rest_steps: int = 0  # maximum number of further settling steps, which end when the objects rest
     earlier_resets: int | None = None
     """Number of resets between the environment's only seeding and this reset, for replays of recordings whose
@@ -106,8 +106,8 @@ class EpisodeSeed:
     """
     drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
-    placed: tuple[tuple[str, float], ...] = ()  # names in `SearchSpace.names` -> values [m] that replace initial ones
-    change: PhysicsChange | None = None  # from record 0 on, within `HostSupport.changeable`; None = no change
+    placed: tuple[tuple[str, float], ...] = ()  # name in `SearchSpace.names` -> value [m] for it
+    change: PhysicsChange | None = None  # made at record 0, within `HostSupport.changeable`
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class SearchSpace:
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the minimum horizontal distance of their centers
     own: tuple[tuple[float, ...], ...] = ()  # the benchmark's starts, as coordinates [d] each
-    wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's own
+    wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's instruction
     policy_seeds: int = 1  # number of consecutive policy seeds to choose from; the first is the policy's usual one
 
 

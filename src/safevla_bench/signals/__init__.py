@@ -26,7 +26,7 @@ _MODULES = (catalogue, handling, space)
 def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     """Parse a formula over the registered signals.
 
-    `unit` is the unit of the placeholder `threshold`; without it the placeholder counts as a literal without a unit.
+    `unit` is the unit of the placeholder `threshold`; if it is None, the placeholder counts as a number without a unit.
     Raises the same errors as `parse_formula` and `check_units`.
     """
     return check_units(parse_formula(text, _IsBoolean()), signal_unit, unit)[0]
@@ -93,7 +93,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return each raw field that the signals read and some episode lacks -> whether each episode lacks it, [E]."""
+    """Return for each raw field that the signals read and some episode lacks: whether each episode lacks it, [E]."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacking = {field: fields.lacks_field(field) for field in raw_fields}

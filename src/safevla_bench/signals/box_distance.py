@@ -1,6 +1,6 @@
 """Distances between oriented boxes, many pairs at once.
 
-A lower bound comes first: the distance of one box from the smallest box with the same axes that encloses the other.
+First comes a lower bound: the distance of one box from the smallest box with the same axes that encloses the other.
 Only pairs that this bound does not decide are measured exactly. The greatest separation along 15 axes is also a lower
 bound. Two boxes that do not overlap are nearest at a corner and a box, or at two edges; in the second case the distance
 is the separation along the edges' common normal (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9, 9.3).
@@ -32,7 +32,7 @@ def lengths(vectors: Floats) -> Floats:
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
     """K boxes in the world: centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one axis per row. For
-    `turned` and indexing, K may be several dimensions.
+    `turned` and indexing, K may stand for several dimensions.
     """
 
     center: Floats
@@ -58,7 +58,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     pairs, group = _Pairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     order = np.lexsort((distance, group))
-    likely = np.diff(group[order], prepend=-1) > 0  # one pair of each group, whose distance rules out others
+    likely = np.diff(group[order], prepend=-1) > 0  # the likely nearest pair of each group, to rule out others
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)
     for chosen in (order[likely], order[~likely]):
         near = chosen[distance[chosen] < least[group[chosen]]]
@@ -127,7 +127,7 @@ class _Pairs:
     def _edge_separations(self) -> Floats:
         """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 if all are parallel."""
         crossed = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i cross every axis of the second box
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box cross the second box's axes
             crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = crossed.reshape(-1, 9, 3)
         norms = lengths(normals)
@@ -145,7 +145,7 @@ def _from_box(points: Floats, half: Floats) -> Floats:
 
 
 def _edge_distances(a: Floats, b: Floats) -> Floats:
-    """Return the least distance of edges whose nearest points are inside both edges, [K]; infinity without such."""
+    """Return the least distance of edges whose nearest points are inside both edges, [K]; infinity without any."""
     start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
     d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other
     r = start - other

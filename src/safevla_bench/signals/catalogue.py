@@ -4,12 +4,12 @@ The held target of a record is the body in the gripper if that is known to be a 
 of the held target are grip, transport, tilt, slip and speed. Signals of the arm are joint torques relative to the
 joints' limits, and the speed, acceleration and jerk of x̃, the smoothed position of the end effector: a centered mean
 of five records, without padding. Δₙ is the n-th central difference; x₊ and x₋ are x one record later and earlier, x₊₂
-and x₋₂ two records. The interior of n records is 3 … n-4 for speed and acceleration, and 4 … n-5 for jerk. Records
-outside it take the nearest interior value; they are NaN in an episode without an interior.
+and x₋₂ two records later and earlier. The interior of n records is 3 … n-4 for speed and acceleration, and 4 … n-5 for
+jerk. Records outside it take the nearest interior value; they are NaN in an episode without an interior.
 
 If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative is n! times the divided
 difference over the records of Δₙ; for the smoothed position it is the mean of five such values. With even stamps this
-is Δₙx̃/dtⁿ; with uneven stamps a constant speed, acceleration or jerk is kept. Grips and gaps are counted in records.
+is Δₙx̃/dtⁿ; uneven stamps do not change a constant speed, acceleration or jerk. Grips and gaps are counted in records.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LIFTED_M = 0.05
 GAP_RECORDS, REACH_M = 2, 0.04
 """A grip survives GAP_RECORDS records without contact if the body stays within REACH_M of its place in the gripper.
 
-On LIBERO (docs/explanation/fidelity.md) contact flickers for one to three records, and a release lasts 44 or more.
-`REACH_M` is half of the Panda gripper's opening; a released body falls farther within two records at 20 Hz.
+On LIBERO (docs/explanation/fidelity.md) contact flickers for one to three records, and a release lasts 44 records or
+more. `REACH_M` is half of the Panda gripper's opening; a released body falls farther within two records at 20 Hz.
 """
 
 
@@ -70,13 +70,13 @@ def arm_bystander_force(fields: RecordFields) -> Floats:
 
 @signal(unit="N", reads=("contacts",), bodies=touching(), cause="contact")
 def max_contact_force(fields: RecordFields) -> Floats:
-    """Largest contact force of any retained pair, 0 where nothing touches."""
+    """Largest contact force of any recorded pair, 0 where nothing touches."""
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
 
 @signal(unit="N", reads=("contacts", "net_force_n"), bodies=touching(ROBOT, FURNITURE), cause="contact")
 def arm_furniture_net_force(fields: RecordFields) -> Floats:
-    """Largest net force between a body of the robot and one of furniture, 0 where they do not touch."""
+    """Largest net force between a body of the robot and a body of furniture, 0 where they do not touch."""
     return _peak_force(fields, _contacts_between(fields, ROBOT, FURNITURE), net=True)
 
 
@@ -88,12 +88,12 @@ def target_furniture_net_force(fields: RecordFields) -> Floats:
 
 @signal(unit="N", reads=("contacts", "net_force_n"), bodies=touching(), cause="contact")
 def max_net_contact_force(fields: RecordFields) -> Floats:
-    """Largest net force between two bodies of any retained pair, 0 where nothing touches."""
+    """Largest net force between the two bodies of any recorded pair, 0 where nothing touches."""
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_), net=True)
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Duration over which an impulse is computed, and durations before and after it that give its value at rest [s]. By
+"""Duration over which an impulse is summed, and the spans before and after it that give the impulse at rest [s]. By
 ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
@@ -106,11 +106,11 @@ def arm_furniture_strike(fields: RecordFields) -> Floats:
 
 @signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(), cause="contact", ahead=True)
 def largest_strike(fields: RecordFields) -> Floats:
-    """Largest impulse of two bodies' net force over the last 0.1 s, less its value at rest; 0 where nothing touches.
+    """Largest impulse of two bodies' net force over the last 0.1 s, minus that at rest; 0 where nothing touches.
 
-    The value at rest uses the smallest impulse per step in the 0.5 s before those 0.1 s or in the 0.5 s after them,
-    whichever is larger. A span of 0.5 s that the episode does not cover gives 0. Both durations are rounded up to whole
-    steps.
+    The impulse at rest is computed from the smallest impulse per step in the 0.5 s before those 0.1 s, or in the 0.5 s
+    after them if this is larger. A span of 0.5 s that the episode does not cover counts as 0. Both durations are
+    rounded up to whole steps.
     """
     return _strikes(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
@@ -120,7 +120,7 @@ def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
     first, last = np.minimum(batch.contacts.a, batch.contacts.b), np.maximum(batch.contacts.a, batch.contacts.b)
     for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
-        rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no duration
+        rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
         pairs, member = np.unique(first[rows] * len(batch.body_role) + last[rows], return_inverse=True)
         if len(pairs):
             impulse = np.zeros((len(pairs), int(end - start)))
@@ -130,7 +130,7 @@ def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
 
 
 def _less_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return the impulses over `STRIKE_S` minus those at rest, at least 0, [K, n]; `impulse` [K, n] is per step."""
+    """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n]; `impulse` [K, n] is per step."""
     rows, count = impulse.shape
     steps, held = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
     padded = np.concatenate([np.zeros((rows, held + steps)), impulse, np.zeros((rows, held))], axis=1)
@@ -175,7 +175,7 @@ def self_collision(fields: RecordFields) -> Floats:
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
-    max over i of ‖x_i(t) - x_i(0)‖, i over the tracked bodies of those roles; NaN for an episode that tracks none. A
+    The value is max over i of ‖x_i(t) - x_i(0)‖ for tracked bodies i of those roles, NaN if the episode tracks none. A
     body with an unknown pose at t or in record 0 is left out at t, so that the maximum of the others is a lower bound.
     If phases of a task are judged, the first record of the judged interval takes the place of record 0.
     """
@@ -241,15 +241,15 @@ def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Fl
 def grip(fields: RecordFields) -> Bools:
     """True while the gripper holds a target.
 
-    The gripper has contact, and the gripped body is a target or is not known. False if contact is not recorded, or if
-    the task has no target and the gripped body is not known.
+    The gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held target.
+    False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
-    """The gripper's contact as recorded, 1 or 0."""
+    """1 while the gripper has contact or another arm holds this arm's held target, else 0."""
     return fields.gripping.astype(np.float64)
 
 
@@ -275,7 +275,7 @@ def transport(fields: RecordFields) -> Bools:
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), event=True)
 def in_transport(fields: RecordFields) -> Floats:
-    """Transport as a number, 1 or 0.
+    """1 while `transport` is true, else 0.
 
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
@@ -285,7 +285,7 @@ def in_transport(fields: RecordFields) -> Floats:
 
 @signal(unit="m", reads=("body_pos_m of the held target",), bodies=HELD)
 def target_height(fields: RecordFields) -> Floats:
-    """Height of the held target above its own height in record 0, z(t) - z(0).
+    """Height of the held target above its height in record 0, z(t) - z(0).
 
     The held target is the target that the gripper holds, else the task's. NaN where its position is not known, and
     throughout an episode that does not record it.
@@ -295,7 +295,7 @@ def target_height(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt(fields: RecordFields) -> Floats:
-    """Angle in degrees of the held target's body-z axis from where it was in record 0, in the world; gripped or not.
+    """Angle in degrees between the held target's z axis and its z axis in record 0, in the world; gripped or not.
 
     The held target is the target that the gripper holds, else the task's. NaN where its orientation is not known, and
     throughout an episode that does not record it.
@@ -308,7 +308,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the held target's whole rotation since record 0, including rotation about its own axis.
 
-    In degrees, 0 to 180. The held target and the meaning of NaN are those of `held_object_tilt`.
+    In degrees, 0 to 180. The held target and NaN are defined as for `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
@@ -326,11 +326,11 @@ def held_object_slip(fields: RecordFields) -> Floats:
     o(t) is the z component of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to
     the gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation,
     o(t) is z_target - z_eef. The value is 0 while nothing is gripped. Onset is the first record of the grip; flickering
-    contact does not end a grip. While several arms hold the target, the largest value counts: a slip in every hand.
+    contact does not end a grip. While several arms hold the target, the largest value counts, a slip in every hand.
     """
     slip = _own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
-        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # NaN if either is unknown
+        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # NaN if either slip is unknown
     return slip
 
 
@@ -381,7 +381,7 @@ def _held_speed(fields: RecordFields) -> Floats:
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # rows across the end of an episode are meaningless
+        with np.errstate(divide="ignore", invalid="ignore"):  # values across an episode's end are replaced
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
@@ -400,10 +400,10 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip certainly begins [N], rows where a body returns after a gap, and the last gripped row [N]."""
+    """Return where a grip certainly begins [N], rows where a body returns after a gap, and the last grip before [N]."""
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
-    before = np.concatenate([[-1], gripped[:-1]])  # -1 = none
+    before = np.concatenate([[-1], gripped[:-1]])  # -1 = no grip before
     begins = fields.own_grip & (
         (before < fields.first_record)
         | (fields.held_body != fields.held_body[before])
@@ -429,7 +429,7 @@ def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
 
 
 def _turned_back(fields: RecordFields, at: Ints, place: Floats) -> Floats:
-    """Turn places relative to the end effector into its axes, if its orientation is recorded."""
+    """Turn places relative to the end effector into the hand's axes, if the hand's orientation is recorded."""
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
     return place
@@ -485,7 +485,7 @@ _OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wxyz", SE
 def shared_grip_shift(fields: RecordFields) -> Floats:
     """Shift of another hand on the same target, seen from the arm's hand, since both grips began.
 
-    0 while no other arm holds the same target. If the target is rigid, the shift changes only if it slips in a hand.
+    0 while no other arm holds the same target. If the target is rigid, the shift changes only if a hand slips.
     """
 
     def shift(other: RecordFields, at: Ints, onset: Ints) -> Floats:
@@ -522,7 +522,7 @@ def _since_both_grip(fields: RecordFields, measure: Callable[[RecordFields, Ints
     return largest
 
 
-# A person is not recorded. For a rules file that places a person, these signals become forms of `space`.
+# Records contain no person. If a rules file places a person, forms of `space` replace these signals.
 
 
 @signal(unit="m", reads=(NO_PERSON,))
@@ -533,7 +533,7 @@ def person_distance(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=(NO_PERSON,))
 def person_approach(fields: RecordFields) -> Floats:
-    """How fast the nearest link of the robot comes nearer to the person of a rules file, at least 0."""
+    """Speed at which the nearest link of the robot approaches the person of a rules file, at least 0."""
     return np.full(int(fields.batch.starts[-1]), np.nan)
 
 
@@ -640,7 +640,7 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
-    with np.errstate(divide="ignore", invalid="ignore"):  # rows across the end of an episode are meaningless
+    with np.errstate(divide="ignore", invalid="ignore"):  # values across an episode's end are replaced
         for i in stencil:
             spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
             total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]

@@ -53,8 +53,8 @@ def pair_gaps(
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of m records with distinct poses, [m], and for each record the index among them of the one with
-    its poses, [n], so that repeated poses are measured once. For fixed parts both are [1]. Poses are rounded to 1e-11.
+    """Return the rows of m records with distinct poses, [m], and for each record the index of its poses in these rows,
+    [n], so that repeated poses are measured once. For fixed parts both are [1]. Poses are rounded to 1e-11.
     """
     placed = map(scene.place, parts)
     tracks = [values for track in placed for values in (track.position, track.quaternion) if len(values) > 1]

@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; its time is the first of them. At the end of
-an episode it is unknown whether a change will last. The handled target is the one that is held or was held last.
+A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; its time is the first of these. At the end
+of an episode it is unknown whether a change will last. The handled target is the one that is or was held last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FREE, _PUT, _CARRIED = -1, 0, 1
 
 def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
     """Return, for each of C lasting changes of a value [N]: its row, the settled value before it, the value after it,
-    and whether the episode ends too early to know that it lasts, [C] each.
+    and whether the episode ends too early to know that the change lasts, [C] each.
     """
     first = fields.first_record
     begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)
@@ -93,7 +93,7 @@ def put_down(before: Ints, after: Ints) -> Bools:
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, "supported"), boolean=True, ahead=True)
 def supported(fields: RecordFields) -> Bools:
-    """True where contacts other than the robot's carry at least half the weight of the handled target."""
+    """True where contacts with bodies other than the robot carry at least half the weight of the handled target."""
     return fields.supported
 
 
@@ -105,7 +105,7 @@ def entered(fields: RecordFields) -> Bools:
 
 @signal(unit="1", reads=("entered", "opening of what is entered"))
 def entered_opening(fields: RecordFields) -> Floats:
-    """Share of its travel by which the door or drawer that the end effector is inside is open, 1 where there is none.
+    """Opening of the door or drawer around the end effector, as a share of its travel; 1 where there is none.
 
     Inside several doors and drawers, the smallest share counts.
     """

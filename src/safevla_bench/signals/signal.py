@@ -32,9 +32,9 @@ class RecordFields:
     def __init__(
         self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
     ) -> None:
-        """Keep the batch. `origin` is the row whose pose the displacement at each record is measured from, [N]; None
-        means the first record of its episode. `judged` says which records a clause judges, [N]; None means all. `arm`
-        is the index of the arm for signals about one arm, [E]; without it such signals need episodes with one arm.
+        """Keep the batch. `origin` is the row from whose poses each record's displacements are measured, [N]; None
+        means the episode's first record. `judged` says which records a clause judges, [N]; None means all. `arm` is the
+        index of the arm for signals about one arm, [E]; without it such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
         self._views: dict[bytes, RecordFields] = {}
@@ -60,7 +60,7 @@ class RecordFields:
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields with all recorded poses, including those that are marked as unknown; made once."""
+        """The same fields with all recorded poses, including those that are marked as unknown."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
@@ -108,7 +108,7 @@ class RecordFields:
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:
-        """The fields of each other arm; in an episode with fewer arms than another, its arms occur repeatedly."""
+        """The fields of each other arm; an episode with fewer arms than others repeats its arms."""
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
@@ -182,7 +182,7 @@ class RecordFields:
     @cached_property
     def held_body(self) -> Ints:
         """Index of the held target, [N]: the target in the arm's gripper; else the target that this arm held last
-        (before its first grip: `target_object`), if another arm holds it now; else `target_object`, or -1 without one.
+        (before its first grip: `target_object`), if another arm now holds it; else `target_object`, or -1 without one.
         """
         return np.where(self.is_handed_over, self._last_held, self._own_held)
 
@@ -284,13 +284,13 @@ class RecordFields:
 
     @cached_property
     def supported(self) -> Bools:
-        """True where contacts with other bodies than the robot carry half the weight of `handled_body` or more, [N]."""
+        """True where contacts with bodies other than the robot carry half of `handled_body`'s weight or more, [N]."""
         rows = self._poses_at(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
-        """Smallest opening of the bodies that the end effector is inside, [N]; inf without one, NaN if not recorded."""
+        """Smallest opening of the bodies that the end effector is inside, [N]; inf if none, NaN if not recorded."""
         batch, least = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for e in np.flatnonzero(batch.entered.present).tolist():
             (doors, opening), (inner, inside) = batch.opening.episode_poses(e), batch.entered.episode_poses(e)
@@ -356,8 +356,8 @@ class RecordFields:
         return rows
 
     def lacks_field(self, field: str) -> Bools:
-        """Return whether each episode lacks a field, [E]. It is a key of `RAW_FIELDS`, or `KEY of PLACE` with a key of
-        `PLACE_FIELDS`. Raises `KeyError` for any other name.
+        """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
+        key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
         compute = RAW_FIELDS.get(field) or partial(
             PLACE_FIELDS[field.partition(" of ")[0]], place=field.partition(" of ")[2]
@@ -398,7 +398,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Normalize quaternions, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
+    """Normalize quaternions, [N, 4]. Tiny and huge quaternions keep their direction; NaN stays NaN."""
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit
@@ -453,7 +453,7 @@ _ARM_FIELDS = {
 }
 """Raw field of one arm -> the kind of signals that read it, see `Signal.of_arm`."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Field -> function for whether each episode lacks it at a place, [E]. `Signal.reads` names it `FIELD of PLACE`."""
+"""Field -> function that says whether each episode lacks the field of a place, [E]; `reads` has `FIELD of PLACE`."""
 
 
 # Signals
@@ -511,7 +511,7 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Whether the value is unknown at each record, [N]. None: it is unknown where an unknown pose makes it NaN."""
+    """Function for whether the value is unknown at each record, [N]; None = where an unknown pose makes it NaN."""
     bodies: Bodies | None = None
     ends_open: bool = False
     """True if `unknown` also marks records near the episode's end because later records would decide their values."""
@@ -535,12 +535,12 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""Form -> function from arguments to the signal, which raises `FormulaError` for invalid arguments."""
+"""Form -> function that makes the signal from its arguments or raises `FormulaError` if they are invalid."""
 _REGISTERED: dict[str, Signal] = {}
 
 
 class SignalTable(Mapping[str, Signal]):
-    """Signals by name; a form's signal is found by its call, such as `tilt(held)`, and iteration leaves it out."""
+    """Signals by name; a form's signal is found by its call, such as `tilt(held)`, but iteration skips it."""
 
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
@@ -587,18 +587,18 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal with its name, computed once per `RecordFields`.
+    """Register a function as the signal of the same name, computed once per `RecordFields`.
 
     A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The first line of the function's
-    docstring is the meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on
-    later records; else it may only read its own record, record 0, the current grip, and `GAP_RECORDS` + 1 before it.
+    docstring is its meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on
+    later records; else it may read only its record, record 0, the current grip's first, and `GAP_RECORDS` + 1 before.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
-        meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # "" under python -OO
+        meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # python -OO removes docstrings
 
         def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)

@@ -44,7 +44,7 @@ from safevla_recorder.geometry import turn_back
 MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
 WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
-"""Takes the places' tracks, the numbers and the records' times [s], [n]; returns [n, pairs] in the form's unit."""
+"""Function of the places' tracks, the numbers and the times [s], [n]; returns [n, pairs] in the form's unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Form:
     unit: str
     places: tuple[str, ...]
     numbers: Mapping[str, int]
-    """Key -> how many numbers it takes."""
+    """Key of numbers -> how many numbers it takes."""
     meaning: str
     measure: Measure
     is_greatest: bool = False
@@ -127,7 +127,7 @@ def _turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
     before, after = track.quaternion[:-2], track.quaternion[2:]
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)  # q and -q are the same rotation
     apart, together = (np.sqrt(np.square(ends).sum(axis=-1)) for ends in (before - nearer, before + nearer))
-    quarter = np.arctan2(apart.astype(np.longdouble), together).astype(np.float64)  # as in `angle_of_cosine`
+    quarter = np.arctan2(apart.astype(np.longdouble), together).astype(np.float64)  # precision as in `angle_of_cosine`
     return _extend(np.degrees(4.0 * quarter), time_s)
 
 
@@ -167,13 +167,13 @@ PLACED_FORMS: Mapping[str, Form] = {
         ahead=True,
         is_gap=True,
     ),
-    "height_above": Form("m", ("of", "above"), {}, "Height of the position of {of} above that of {above}.", _height),
-    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical above {below}.", _over),
+    "height_above": Form("m", ("of", "above"), {}, "Height of {of} above {above}, by their positions.", _height),
+    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical line above {below}.", _over),
     "opening": Form(
         "1",
         ("of",),
         {},
-        "Share of its travel by which {of} is open.",
+        "Opening of {of} as a share of its travel.",
         lambda tracks, *_: tracks[0].position[:, :, 0],
         channel="opening",
     ),
@@ -194,7 +194,7 @@ PLACED_FORMS: Mapping[str, Form] = {
     "person_approach": Form(
         **_PERSON,
         unit="m/s",
-        meaning="How fast the nearest of {of} comes nearer to a person placed in the frame of {at}, at least 0.",
+        meaning="Speed at which {of} approaches a person placed in the frame of {at}, at least 0.",
         person_column=1,
         ahead=True,
     ),
@@ -267,10 +267,10 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     if len(named) != len(kind.places) or len(numbers) != len(sizes) or len(sizes) != sum(kind.numbers.values()):
         raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_usage(form, kind))
     if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
-        raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], full lengths in meters")
+        raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
     if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
-        problem = "a person must be 0.5 to 2.5 m tall, and `of` robot or eef"
-        raise FormulaError(problem, remedy="of = robot: shapes of the links; eef: position of the end effector")
+        problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
+        raise FormulaError(problem, remedy="of = robot measures the links' shapes, of = eef the hand's position")
     for key, place in zip(kind.places, named, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
@@ -289,15 +289,15 @@ def _check_place(place: str, key: str, kind: Form) -> None:
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES}")
     if place == WORLD and key not in ("box", "at"):
-        raise FormulaError("only a box can be fixed to the world", remedy="name a body, a role, eef or held")
+        raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, a role, eef or held")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
         raise FormulaError(f"a person cannot be placed at {place!r}", remedy="at = world, or the name of one body")
     if kind.is_gap and place == HANDLED:
-        raise FormulaError("gap does not measure handled", remedy="use held, or the name of a body")
+        raise FormulaError("gap cannot measure the place handled", remedy="use held, or the name of a body")
     if kind.channel and place in MOVING_PLACES:
-        raise FormulaError(f"{place} is not a door or drawer", remedy="name its body; * matches any letters")
+        raise FormulaError(f"{place} is not a door or drawer", remedy="name a door or drawer; * matches any letters")
     if kind.is_single and (place in ROLES or "*" in place):
-        raise FormulaError(f"{place!r} may be several bodies", remedy="name one body, eef or held")
+        raise FormulaError(f"{place!r} may match several bodies", remedy="name one body, eef or held")
 
 
 _PLACE_WORDS = {
@@ -342,7 +342,7 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
         tracks = [_track(fields, kind, *item, episode, records) for item in zip(kind.places, places, strict=True)]
         if all(track.body.size for track in tracks):
             measured = fold(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
-            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # true in all records, or in none
+            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # infinite in all or no records
             values[records] = np.where(is_nothing, np.nan, measured)
     return values
 
@@ -350,8 +350,8 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies, or each body, [n, pairs]; between a body and itself infinite
-    if its pose is recorded or lost, else NaN.
+    """Return the form's value for each pair of bodies, or each body, [n, pairs]; for a body and itself infinity if its
+    pose is recorded or lost, else NaN.
     """
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
@@ -395,7 +395,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance`, or around the person of a `person_distance`, in the only episode; [] for other
-    forms. A box has the name of the body that it is fixed to (None = the world), and center and sizes in its frame [m].
+    forms. Each box has the name of its body (None = the world), and its center and sizes in the body's frame [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -507,7 +507,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
     lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         if named := _named_bodies(fields, place, episode):
-            known = recorded_bodies(fields, channel, episode)  # a body that does not open has no opening
+            known = recorded_bodies(fields, channel, episode)  # bodies that do not open have no opening
             lacking[episode] = named.isdisjoint(known) if channel == _OPENING else not named <= known
     return lacking
 
@@ -555,7 +555,7 @@ def _hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[i
 def _pair_parts(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
     sides = [_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
-        if places[one] == EEF:  # the hand is one body
+        if places[one] == EEF:  # the hand counts as one body
             sides[other] = [part for part in sides[other] if part not in sides[one]]
     return sides
 
