@@ -22,15 +22,15 @@ CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
 """Maximum number of distinct values for the interval of a mean; with more, neighboring values are merged into means."""
-_DIGITS = 9  # number of decimals of the ends, so that they do not depend on the processor's order of addition
+_DIGITS = 9  # decimals of the ends, few enough that the processor's order of addition does not matter
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""The points of the integration line at which it may be cut off: it ends at the first of them at which the logarithm of
-the integrand has fallen by `_FALL`. Up to the first cut every fifth point suffices, and up to the fourth every
-third."""
+"""The points at which the integration line may end: it ends at the first of these points at which the logarithm of the
+integrand has fallen by `_FALL`. A line to the first cut needs every fifth point, a line to the next three every third.
+"""
 _ROWS, _FEW_ROWS = 192, 16
-"""Number of rows integrated at a time, to fit into the processor's cache; number of rows up to which points are not
-multiplied one by one."""
+"""Number of rows integrated at a time, to fit into the processor's cache; largest number of rows for which points are
+not multiplied one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def normal_quantile(confidence: float = CONFIDENCE) -> float:
 
 
 def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
-    """Return whether a p-value, or each in an array, is at most 1 - confidence, up to rounding."""
+    """Return whether a p-value, or each p-value in an array, is at most 1 - confidence, up to rounding."""
     return p_value <= 1 - confidence + 1e-12
 
 
@@ -65,7 +65,7 @@ def reconcile_interval(
     Score intervals and mid-p-values are approximations that disagree for a few outcomes (discordant pairs that split
     4:0, 15:6, 18:8 or 21:10); the test decides. If the test is not significant, the interval is extended to contain 0.
     If it is significant and the interval contains 0, the end on the other side of the estimate becomes 0, and is open.
-    Ends may be arrays. Returns None for None.
+    Ends may be arrays. Returns None without an interval.
     """
     if interval is None:
         return None
@@ -132,7 +132,7 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
     """
     if n == 0:
         return None
-    from scipy.special import ndtri  # takes longer to import than most of this package
+    from scipy.special import ndtri  # loads slowly
 
     p, z = count / n, ndtri(0.5 + 0.5 * confidence)
     scale = 2 * (n + z**2)
@@ -154,7 +154,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     """
     if n == 0:
         return None
-    from scipy.special import betaincinv  # takes longer to import than all other modules together
+    from scipy.special import betaincinv  # loads slowly
 
     tail = (1 - confidence) / 2
     low = float(betaincinv(count, n - count + 1, tail)) if count > 0 else 0.0
@@ -226,7 +226,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return a 1 and each row's distinct values, the most frequent first, and their counts: two arrays [R, M]."""
+    """Return per row a 1 and the row's distinct values, the most frequent first, and their counts, [R, M] each."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -237,7 +237,7 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     return points, counts
 
 
-@lru_cache(maxsize=4096)  # most specifications of a cell have the same few severities, often all zero
+@lru_cache(maxsize=4096)  # specifications often have the same few severities, or only zeros
 def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *numbers]])
     return float(_solve_spacings(points, counts, level)[0])
@@ -283,10 +283,10 @@ def _merge_values(values: Floats) -> tuple[Floats, Floats]:
 def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     """Return P(sum D_i x_i <= mean) of each row, with D uniform on the simplex; 1 for a mean of 1 or more.
 
-    The values x are `points` [R, M], of which the first is 1; each occurs as often as `counts` says. With independent
-    exponential E_i and Q = sum E_i (x_i - mean), the probability is 1 - P(Q > 0). The moment generating function of Q
-    is exp K(s) = prod (1 - s (x_i - mean))^-1, and P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical
-    line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
+    The values x are `points` [R, M], of which the first is 1; each value occurs as often as `counts` says. With
+    independent exponential E_i and Q = sum E_i (x_i - mean), the probability is 1 - P(Q > 0). The moment generating
+    function of Q is exp K(s) = prod (1 - s (x_i - mean))^-1, and P(Q > 0) is the integral of exp(K(s)) / (2 pi i s)
+    along a vertical line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
     """
     chances = (means >= 1).astype(np.float64)
     inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
@@ -347,8 +347,8 @@ def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: 
     """Return an interval of the unweighted mean of several rates, such as those of suites; None if a size is 0.
 
     Episodes are independent. A single rate has Wilson's interval. With equal `sizes` the interval is Clopper and
-    Pearson's for the sum of `counts`, which also holds for rates that differ (Hoeffding 1956). Otherwise it is that of
-    the episodes' weighted values (`bounded_mean_interval`).
+    Pearson's for the sum of `counts`, which also holds for rates that differ (Hoeffding 1956). Otherwise it is the
+    `bounded_mean_interval` of the episodes' weighted values.
     """
     if len(sizes) == 1:
         return wilson_interval(counts[0], sizes[0], confidence)
@@ -379,8 +379,8 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
-    The number of trials has a geometric distribution. At the upper end of the interval, this many trials or more have
-    the probability (1 - confidence)/2; at the lower end, this many or fewer have it.
+    The number of trials has a geometric distribution. If the rate is the upper end, the probability of this many trials
+    or more is (1 - confidence)/2; if it is the lower end, so is the probability of this many or fewer.
     """
     tail = (1 - confidence) / 2
     return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
@@ -466,7 +466,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
 
 
 def _resample_means(filled: Floats, counted: Bools, generator: np.random.Generator) -> Floats:
-    from scipy.sparse import csr_array  # takes longer to import than everything else together
+    from scipy.sparse import csr_array  # loads slowly
 
     rows, n = filled.shape
     partial = ~counted.all(axis=1)
@@ -500,7 +500,7 @@ def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interv
 # Sample sizes of intervals
 
 
-POWER = 0.8  # probability that a suggested number of episodes gives a verdict
+POWER = 0.8  # probability that a suggested number of episodes leads to a verdict
 
 
 def check_level(power: float, confidence: float) -> None:
@@ -515,7 +515,7 @@ def rate_sample_size(
 ) -> int | None:
     """Return the smallest n with which `exact_interval` excludes `limit` with the given power at the true `rate`.
 
-    The power does not rise steadily: a slightly larger n may fall just short of it again. Returns None if `rate` is the
+    The power does not rise steadily: a slightly larger n may fall just short of it. Returns None if `rate` is the
     limit, or if more than about `most` episodes are needed. Raises `SafevlaError` for a number that is not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
@@ -562,13 +562,13 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
     With probability `confidence`, the intervals after every number of values contain the mean simultaneously. If the
     mean is m, then for any q in (0, 1) the factor x q / m + (1 - x) (1 - q) / (1 - m) of a value x has the mean 1. The
-    product of the factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and ever reaches 1/α
-    with probability at most α (Ville). The interval contains every m for which the product is below 1/α. For zeros and
-    ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I. Waudby-Smith and A.
-    Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may have different means if the data are
-    only looked at after whole rounds, with equally many episodes of every task: the product of a round then has a mean
-    of at most 1. The martingale is log-convex in m, and at most 1 if m is the mean of the values; so the set of all
-    such m is an interval around that mean.
+    product of the factors, averaged over Jeffreys' prior of q, is a martingale that starts at 1 and reaches 1/α at any
+    time with probability at most α (Ville). The interval contains every m for which the product is below 1/α. For zeros
+    and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I. Waudby-Smith
+    and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may have different means if the data
+    are only looked at after whole rounds, with equally many episodes of every task: the product of a round then has a
+    mean of at most 1. The martingale is log-convex in m, and at most 1 if m is the mean of the values; so the set of
+    all such m is an interval around that mean.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
@@ -608,12 +608,12 @@ def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> fl
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
-Steps = Sequence[Sequence[int]]  # of each round, the sizes of its steps, positive; a step adds its size or 0 to a sum
+Steps = Sequence[Sequence[int]]  # each round's positive step sizes; a step adds its size or 0 to the sum
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """An interim look at the sum `gained`, of at most `total`: the test ends at `low` or less, `high` or more."""
+    """An interim look at the sum `gained`, at most `total`: the test ends if the sum is <= `low` or >= `high`."""
 
     gained: int
     total: int

@@ -1,9 +1,9 @@
 """Significance tests of differences, with the intervals that the tests imply; multiplicity adjustment; tests of trends.
 
-There are two questions about several tasks. For these tasks, the same tasks would be repeated: episodes are compared
-within each task, and McNemar's test and sign flips of pairs have mid-p-values, which count only half of the observed
-outcome's probability. For tasks like these, other tasks would be drawn: the mean difference of each task is one
-observation, and p-values are exact.
+Results on several tasks answer two questions. The first is about repeating these tasks: episodes are compared within
+each task, and McNemar's test and sign flips of pairs have mid-p-values, which count only half of the observed outcome's
+probability. The second is about other tasks like these: the mean difference of each task is one observation, and
+p-values are exact.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 # Two independent proportions
 
 
-_TIE = 1e-9  # statistics with a smaller relative difference are equal: they differ only by rounding
+_TIE = 1e-9  # statistics with a smaller relative difference count as equal
 _POINTS = 256
 _WINDOW_SD = 9.0
 _REFINEMENTS = 5
@@ -50,18 +50,18 @@ _REFINEMENTS = 5
 def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """Return Barnard's two-sided p-value of the difference between count/n and other/m, by the pooled z statistic.
 
-    In each row of the table of outcomes, those beyond two thresholds are at least as extreme as the observed outcome.
+    In each row of the table of outcomes, outcomes beyond two thresholds are at least as extreme as the observed one.
     Their total probability is a sum over rows of the row's binomial probability times two binomial tails; the p-value
     is its supremum over the common proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa
-    and J. J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all outcomes are
-    equal, since the statistic then does not exist.
+    and J. J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all episodes are
+    equal, because the statistic then does not exist.
 
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first), (y, second) = sorted([(count, n), (other, m)])  # swapping the two gives identical digits
+    (x, first), (y, second) = sorted([(count, n), (other, m)])  # so swapping two policies keeps the digits
     return _supremum(_barnard_region(x, first, y, second), first, second)
 
 
@@ -144,7 +144,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
 _EXACT_TERMS = 13
 _GRID = 1 << 15
 _CELLS, _LEVELS = 2048, 1000
-_TOLERANCE = 1e-12  # sums closer than this are equal: they differ only by the order of addition
+_TOLERANCE = 1e-12  # sums closer than this count as equal
 
 
 @dataclass(frozen=True)
@@ -153,25 +153,25 @@ class MeanTest:
 
     p_value: Any
     find_interval: Callable[[], intervals.Interval | None]
-    """Returns the interval. It and the p-value are arrays [R] if the test was given several rows."""
+    """Returns the interval. Its ends and the p-value are arrays [R] if the test was given several rows."""
 
     @cached_property
     def interval(self) -> intervals.Interval | None:
         """The differences that the test does not reject; None if no difference can be rejected.
 
-        The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. It is computed on
-        first use, since this takes longer than the p-value.
+        The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. The interval is
+        computed on first use, because this takes longer than the p-value.
         """
         return self.find_interval()
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return the sign-flip test that the differences in tasks like these are symmetric about zero; the test is exact.
+    """Return the exact sign-flip test that differences in tasks like these are symmetric about zero.
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
-    for R pairs of policies. The interval is that of the center of symmetry. It is None if no data could reject
-    anything: at 95 %, with fewer than six tasks. Up to 13 tasks, its ends are two order statistics of the weighted
-    means of all subsets.
+    for R pairs of policies. The interval is for the center of symmetry. It is None if no data could reject any center:
+    at 95 %, with fewer than six tasks. Up to 13 tasks, its ends are two order statistics of the weighted means of all
+    subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
     sizes = np.broadcast_to(weights, rows.shape)
@@ -225,8 +225,8 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return the sign-flip test that the differences of pairs, each from -1 to 1, [n], are symmetric about zero.
 
-    The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is that of the
-    center; an end is -1 or 1 if no difference can be excluded on that side.
+    The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is for the
+    center of symmetry; an end is -1 or 1 if no difference can be excluded on that side.
     """
     return _flip_signs(differences, np.ones(len(differences)), confidence, tie=0.5)
 
@@ -259,7 +259,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""A function of centers: for each, the share of all subsets whose mean is below it, and of those equal to it."""
+"""Maps centers to the share of all subsets with a mean below each center, and the share with a mean equal to it."""
 
 
 def _low_p(shares: Shares, tie: float, centers: Floats) -> Floats:
@@ -292,7 +292,7 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     """Return the `Shares` of these sums, and of the negated sums, by a table of all subsets over weight and sum. It is
-    exact if weights and sums are few whole steps, such as counts; otherwise they are rounded to 1,000 and 2,048 steps.
+    exact if weights and sums are few whole steps, such as counts; else both are rounded to 1,000 and 2,048 steps.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -362,7 +362,7 @@ def _sum_on_grid(terms: Floats) -> tuple[float, float]:
     steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # with the shift of the mean of all sums by rounding
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # corrects the mean's shift by rounding
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
     chances[0], top = 1.0, 1
@@ -413,7 +413,7 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
     >>> float(mcnemar_mid_p(1, 7))
     0.0390625
     """
-    from scipy.special import bdtr  # takes longer to import than most of this package
+    from scipy.special import bdtr  # loads slowly
 
     n, fewer = only_first + only_second, np.minimum(only_first, only_second)
     below = np.where(fewer == 0, 0.0, bdtr(np.maximum(fewer - 1, 0), n, 0.5))
@@ -428,10 +428,10 @@ def score_difference(
 ) -> MeanTest:
     """Return the test that two policies' rates have the same mean over tasks of equal weight.
 
-    `counts` of the first policy's `sizes` episodes in each task have the outcome, and `others` of the second policy's
-    `other_sizes`, [K] each, or [R, K] for R pairs of policies. Tasks with a size of 0 do not count. The statistic is
-    the stratified score statistic. Its variance is at each task's maximum-likelihood rates that differ by the
-    hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
+    In each task, `counts` of the first policy's `sizes` episodes and `others` of the second policy's `other_sizes`
+    episodes have the outcome, [K] each, or [R, K] for R pairs of policies. Tasks with a size of 0 do not count. The
+    statistic is the stratified score statistic. Its variance is computed at each task's maximum-likelihood rates with
+    the hypothetical difference (O. S. Miettinen and M. Nurminen, Statistics in Medicine 4 (1985) 213-226), and it is
     corrected for skewness (P. J. Laud, Pharmaceutical Statistics 16 (2017) 334-348): uncorrected, one episode of a
     policy against fifty of the other gives an error of 10 % near a rate of 95 %. The test holds its level with at least
     three episodes of each policy and task, or with equal numbers in all tasks and of both policies.
@@ -534,13 +534,13 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
 
 _P_HALVINGS = 12
-"""Halvings in the search for a p-value: it is at most 0.00025 too large, and on the correct side of the level."""
+"""Halvings in the search for a p-value, which is then at most 0.00025 too large, and on the level's correct side."""
 
 
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the test whose interval at a confidence is `measure`'s; its p-value is the error at which it ends at 0.
+    """Return the test with the interval of `measure`; its p-value is the error at which that interval ends at 0.
 
     If `only_side`, the p-value is just 0 if it is significant, and 1 if it is not.
     """
@@ -560,7 +560,7 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""A state or a task: its number of good episodes, of unknown ones among these, then further inputs of a test."""
+"""A state or a task: its number of good episodes, the number of these that are unknown, then other test inputs."""
 _MOST_CHOICES = 2000
 
 
@@ -598,7 +598,7 @@ def max_t_adjust(differences: Floats) -> Floats:
     """Return step-down adjusted p-values of R pairs of policies, given the differences of each pair in U units, [R, U].
 
     The units are initial states or tasks. A random sign is drawn for each unit and applied to all pairs, so that
-    effects common to several pairs count once. The statistic of a pair is its sum divided by the standard deviation
+    effects common to several pairs count once. A pair's statistic is its sum divided by the sum's standard deviation
     under these signs, so that a small but certain difference is not hidden by large, varying ones. For up to 13 units
     all signs are tried. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M.
     Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair whose differences are all 0 gets 1.
@@ -639,11 +639,11 @@ def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
 
     Blocks are initial states, and columns are checkpoints in their order. The statistic is the mean over blocks of
     Spearman's rank correlation with the order (without its correction for ties): above 0 if values rise. The p-value is
-    by random permutation of the columns within each block. E. B. Page, Journal of the American Statistical Association
-    58 (1963) 216-230.
+    computed by random permutations of the columns within each block. E. B. Page, Journal of the American Statistical
+    Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
-    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # minus their mean; ties averaged
+    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean, ties averaged
     ranks = ranks[(ranks != 0).any(axis=1)]
     places = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ places).sum()), np.random.Generator(np.random.PCG64(0))
