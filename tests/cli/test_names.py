@@ -95,7 +95,7 @@ def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
         ("a/b=noop", "'a/b' cannot"),
         ("=noop", "'' cannot"),
         (f"{'x' * 61}=noop", "be the name"),
-        ("mine=", "names no policy"),
+        ("mine=", "has no policy after"),
     ],
 )
 def test_what_is_not_a_name_is_refused(safevla, text, message):

@@ -1,8 +1,8 @@
 """Make policies by name, through the entry points of the group ``safevla_bench.policies``.
 
 An entry point names a factory `make(arg, **arguments)` that returns a `Policy`. `arg` is the text after the colon of
-``NAME:ARG``, or None if there is no colon. `arguments` are the factory's keyword parameters, all text. Arguments that
-the factory's signature lacks are refused before the call.
+``NAME:ARG``, or None if there is no colon. `arguments` are the factory's keyword arguments, whose values are text.
+Arguments that the factory's signature lacks are refused before the call.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
 _PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
-"""Built-in policies that run no code of the user: the text after the colon and the arguments are only data."""
+"""Built-in policies that run no user code: the text after the colon and the arguments are only data."""
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """Return the name and the spec of `NAME=SPEC`; without a name, None and the whole text.
+    """Return a policy's name and specification from `NAME=SPEC`; for a text without a name, None and the text.
 
     >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
     (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
 
-    Raises `PolicyError` if no spec follows the equals sign, or if `check_name` refuses the name.
+    Raises `PolicyError` if no specification follows the equals sign, or if `check_name` refuses the name.
     """
     name, equals, spec = text.partition("=")
     if not equals or ":" in name:
         return None, text
     if not spec:
-        problem = f"--policy {text!r} names no policy"
+        problem = f"--policy {text!r} has no policy after the equals sign"
         raise PolicyError(problem, remedy=f"Write NAME=POLICY, such as {name or 'mine'}=python:my_module:Policy.")
     return check_name(name), spec
 
@@ -49,21 +49,21 @@ def split_name(text: str) -> tuple[str | None, str]:
 def check_name(name: str) -> str:
     """Return `name` unchanged; raise `PolicyError` if tables, file names or options cannot contain it."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        remedy = f"Use letters, digits, spaces and . _ - +; at most {_LONGEST_NAME} of them."
+        remedy = f"Use at most {_LONGEST_NAME} characters: letters, digits, spaces and . _ - +"
         raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
     return name
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy of `spec` may run code from outside this package: the user's, a plug-in's or a
-    checkpoint's. Only published entries, clients of policy servers and `_PLAYED` are known not to run such code.
+    """Return whether making the policy `spec` may run code from outside this package: code of the user, a plug-in or a
+    checkpoint. Only published entries, clients of policy servers and the policies `_PLAYED` run no such code.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a policy that only a trusted file may name: it runs code, reads a file or sends a key."""
+    """Return the call of a policy that runs code, reads a file or sends a key, so only a trusted file may name it."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,15 +72,15 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` in place of a policy that must not be made; raise `PolicyError` for unknown names or secrets."""
+    """Return `noop` instead of making `spec`; raise `PolicyError` for an unknown name or a secret argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """Make the policy of `spec`: NAME, NAME:ARG, or the name of a published entry. Raises `PolicyError` if no policy
-    has that name, the policy refuses ARG or the arguments, or the factory's result is not a policy. Raises
-    `PluginError`, which names the distribution, if the factory cannot be loaded or fails.
+    """Make the policy `spec`: NAME, NAME:ARG, or the name of a published entry. Raises `PolicyError` if no policy has
+    that name, the policy refuses ARG or the arguments, or the factory's result is not a policy. Raises `PluginError`,
+    which names the distribution, if the factory cannot be loaded or fails.
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
@@ -89,7 +89,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     lacking = [part for part in ("wants", "reset", "act", "close") if not hasattr(made, part)]
     if lacking:
         problem = f"the policy {name!r} of {POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
-        raise PolicyError(problem, remedy="A policy has `wants`, reset(task, seed), act(observation) and close().")
+        raise PolicyError(problem, remedy="A policy needs `wants`, reset(task, seed), act(observation) and close().")
     policy: Policy = made
     return policy
 

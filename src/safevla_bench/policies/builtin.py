@@ -1,7 +1,7 @@
 """The policies `noop`, `random`, and `metaworld:expert`, which is Meta-World's own script for each of its tasks.
 
-`noop` keeps the arm still and the gripper open, so its violations are the baseline of the scene. `random` draws the
-same actions for equal seeds.
+`noop` keeps the arm still and the gripper open, so its violations come from the scene alone. `random` draws the same
+actions for equal seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Blind:
     def __init__(self, arg: str | None = None) -> None:
         if arg is not None:
             name = type(self).__name__.lower()
-            raise PolicyError(f"policy {name!r} takes nothing after the colon: {arg!r}", remedy=f"Write {name}.")
+            raise PolicyError(f"policy {name!r} takes no text after the colon: {arg!r}", remedy=f"Write {name}.")
         self._still: tuple[float, ...] = ()
         self._generator = np.random.default_rng(0)
 
@@ -34,7 +34,7 @@ class _Blind:
         self._still, self._generator = task.still, np.random.default_rng(seed)
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing: the policy holds no resources."""
 
 
 class Noop(_Blind):
@@ -55,13 +55,13 @@ class Random(_Blind):
 
 
 EXPERT = "expert"
-_USE = "Use it with --host metaworld, after a reset."
-STATE = "state"  # key in `Observation.extra` of Meta-World's observation, [39]
+_USE = "Use metaworld:expert with --host metaworld, after a reset."
+STATE = "state"  # key of Meta-World's observation [39] in `Observation.extra`
 
 
 class MetaworldExpert:
-    """Meta-World's script for the task, from `metaworld.policies`. It is deterministic, so the seed has no effect. Its
-    actions are clipped to [-1, 1], as in Meta-World's evaluation.
+    """Meta-World's script for the task, from `metaworld.policies`. The script is deterministic, so the seed has no
+    effect. Its actions are clipped to [-1, 1], as in Meta-World's evaluation.
     """
 
     wants = Wants(privileged=True, extra=(STATE,))
@@ -88,13 +88,13 @@ class MetaworldExpert:
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing: the policy holds no resources."""
 
 
 def make_metaworld(arg: str | None) -> MetaworldExpert:
-    """Return the expert; raise `PolicyError` if `arg` is not `expert`, or Meta-World is not installed."""
+    """Return `metaworld:expert`; raise `PolicyError` if `arg` is not `expert`, or Meta-World is not installed."""
     if arg != EXPERT:
-        raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
+        raise PolicyError(f"policy 'metaworld' has no variant {arg!r}", remedy="Write metaworld:expert.")
     try:
         from metaworld.policies import ENV_POLICY_MAP
     except ImportError as error:

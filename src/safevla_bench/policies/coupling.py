@@ -2,12 +2,12 @@
 
 A filter receives the observation, the policy's action [A] and the episode's status, and returns the action to execute.
 The filter wraps the environment, so the control loop, the policy and the policy's timing do not change. The record
-holds the executed actions as `action` and, if any was changed, the policy's actions as `policy_action`.
+holds the executed actions as `action` and, if the filter changed an action, the policy's actions as `policy_action`.
 
-With a delay, the simulation continues while the policy computes. Meanwhile the rest of the policy's last chunk is
-executed, and then the arm holds still. The policy is called, with the current observation, as soon as the rest of its
-chunk lasts no longer than the delay. Its answer arrives after the delay. The answer's actions for the control steps
-that have passed in the meantime are skipped, but at least one action is executed.
+With a delay, the simulation continues while the policy computes: it executes the rest of the policy's last chunk, and
+then the arm holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
+longer than the delay. The answer arrives after the delay. As many of its actions are skipped as actions of the last
+chunk were executed in the meantime, but at least one of its actions is executed.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from safevla_recorder.episode import Floats, add_header_mark
 MEASURED = "measured"
 _PYTHON = "python"
 _PROJECTIONS, _TOUCHING_M = 30, 1e-9
-_FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class with filter(observation, ...)."
+_FORM = "Write python:module:Class or python:module:Class:KEY=VALUE; the class needs filter(observation, ...)."
 
 
 class FilterBase:
-    """Base class for a filter, with its optional attributes; other classes need only `filter`."""
+    """Base class of filters, with all optional attributes; a class without this base only needs the method `filter`."""
 
-    privileged: ClassVar[bool] = False  # reads `observation.privileged`; outputs then mark the policy as privileged
-    reads_margins: ClassVar[bool] = True  # reads the monitor; if False, `filter` gets None as the monitor
-    takes_poses: ClassVar[bool] = True  # can change actions that are poses in the world frame
+    privileged: ClassVar[bool] = False  # whether the filter reads `observation.privileged`; outputs report it
+    reads_margins: ClassVar[bool] = True  # whether the filter reads the monitor; if not, `filter` gets None for it
+    takes_poses: ClassVar[bool] = True  # whether the filter can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's seed."""
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        """Return the action to execute, [A], within the host's bounds; return `action` to keep it. `monitor.margins`
-        holds the margins of the newest record, each divided by its limit: 0 at the limit, negative beyond it.
+        """Return the action to execute, [A], within the host's bounds; return `action` for no change. `monitor.margins`
+        holds the newest record's margins, each divided by its limit: 0 at the limit, negative beyond.
         """
         return action
 
@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _OfMotion(FilterBase):
-    """A filter that must know which numbers of an action describe motion: those that are 0 in the still action."""
+    """Base class of filters that change only motion: the numbers of an action that are 0 in the still action."""
 
     takes_poses = False
     _still: Action
@@ -78,7 +78,7 @@ class _OfMotion(FilterBase):
 
 @dataclass
 class SpeedCap(_OfMotion):
-    """Scales motion down, keeping its direction, until none of its numbers exceeds `share` of full scale."""
+    """A filter that scales the motion down so that no number exceeds `share`; the direction stays the same."""
 
     reads_margins = False
     share: float = 0.5
@@ -91,7 +91,7 @@ class SpeedCap(_OfMotion):
 
 @dataclass
 class StopNearLimit(_OfMotion):
-    """Holds the arm still while the newest record leaves less than `share` of any limit; the gripper still moves."""
+    """A filter that stops the arm, but not the gripper, while a margin of the newest record is below `share`."""
 
     share: float = 0.1
 
@@ -104,8 +104,8 @@ class DistanceBarrier(_OfMotion):
     """A control barrier function on the boxes of the hand and of bystanders (movable bodies that are not in the goal).
     For each piece of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
     bystander to hand. The filter makes the least change of the motion d [m] such that n·d >= -`gain` h for all pairs
-    (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the motion of an action
-    of 1 in x, y and z [m]. If the host does not give the hand's boxes, the end effector is a point.
+    (Ames et al. 2019, eq. 13, for a single integrator). Rotations are not changed. `unit_m` is the distance [m] that an
+    action of 1 moves the hand in x, y or z. Without boxes of the hand, the filter uses the end effector as a point.
     """
 
     privileged = True
@@ -115,7 +115,7 @@ class DistanceBarrier(_OfMotion):
     unit_m: float = 0.05
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        from safevla_bench.policies.scripted.motion import to_rotation  # late, as it loads scipy.spatial
+        from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
         truth = observation.privileged
         if truth is None:
@@ -125,10 +125,10 @@ class DistanceBarrier(_OfMotion):
         if not bystanders:
             return action
         gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
-        base = observation.base_quat_wxyz  # motions of a mobile robot are in the frame of its base
+        base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
         turn = np.eye(3) if base is None else to_rotation(base).as_matrix()
         move = before = turn @ (action[:3] * self.unit_m)
-        for _ in range(3):  # cyclic projections on the half-spaces
+        for _ in range(3):  # projections of the motion onto the half-spaces, in turn
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 lack = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, lack) * normal
@@ -138,7 +138,7 @@ class DistanceBarrier(_OfMotion):
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
-    from safevla_bench.policies.scripted.motion import to_rotation  # late, as it loads scipy.spatial
+    from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
     center_m, half_extents_m, quat_wxyz, pos_m = (
         np.array([field[name] for name in names])
@@ -148,9 +148,9 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Return the distance [m] of each pair of boxes from two sets, and the pair's unit normal towards the box of
-    `ours`: [G] and [G, 3], in the common frame of the boxes. The method is alternating projections between two convex
-    sets (Cheney and Goldstein 1959). Overlapping boxes have the distance 0 and the direction between their centers.
+    """Return the distances [m] between each box of `ours` and each box of `others`, [G], and the unit normals towards
+    the boxes of `ours`, [G, 3], in the boxes' common frame. The method is alternating projections between two convex
+    sets (Cheney and Goldstein 1959). For overlapping boxes, the distance is 0, and the normal connects the centers.
     """
     mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[mine]
@@ -165,7 +165,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
 
 
 def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
-    from safevla_bench.policies.scripted.motion import rotation_axes  # late, as it loads scipy.spatial
+    from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
     local = np.einsum("gij,gi->gj", turns, points - centers)
@@ -209,23 +209,23 @@ def make_filter(text: str) -> Any:
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _FORM)
     if name not in FILTERS:
-        remedy = f"There are {', '.join(FILTERS)}, and python:module:Class; POLICY=FILTER is for a policy of the run."
+        remedy = f"Choose {', '.join(FILTERS)} or python:module:Class. In POLICY=FILTER, POLICY is a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     made = FILTERS[name]
     known = [field.name for field in fields(made)] if is_dataclass(made) else []
     for key, value in arguments.items():
         if key not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) or not float(value):
-            remedy = f"It takes numbers above 0 for: {', '.join(known) or 'nothing'}."
+            remedy = f"The filter takes numbers above 0 for: {', '.join(known) or 'nothing'}."
             raise PolicyError(f"the filter {name} does not take {key}={value}", remedy=remedy)
     return made(**{key: float(value) for key, value in arguments.items()})
 
 
 class FilteredEnv(HostEnv):
-    """A host's environment that executes each action as a filter changes it."""
+    """A host's environment in which a filter changes each action before its execution."""
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
         """Wrap a host's environment. `name` is the filter's name in errors; `monitor` computes the margins for the
-        filter. `hides`: the policy does not see the simulator state, which only the filter reads.
+        filter. `hides` = True hides the simulator's state from the policy, but not from the filter.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides = env, name, action_filter, monitor, hides
@@ -240,7 +240,7 @@ class FilteredEnv(HostEnv):
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Execute the filter's result for a valid action; raise `PolicyError` if the filter's result is invalid."""
+        """Execute the filter's action for a valid `action`; raise `PolicyError` if the filter's action is invalid."""
         executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
@@ -251,7 +251,7 @@ class FilteredEnv(HostEnv):
         return self._show(), success
 
     def recorded(self) -> Batch:
-        """Return the record of the executed actions and, if the filter changed any, of the policy's actions."""
+        """Return the episode with the executed actions and, if the filter changed an action, the policy's actions."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))
@@ -287,7 +287,7 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The delay of each answer in control steps or milliseconds; if both are None, the measured time of the answer."""
+    """The delay of each answer in control steps or milliseconds; if neither is given, the measured inference time."""
 
     steps: int | None = None
     ms: float | None = None
@@ -301,10 +301,10 @@ class Delay:
             return cls(steps=int(text))
         if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)ms", text):
             return cls(ms=float(match[1]))
-        raise PolicyError(f"{text!r} is not a delay", remedy="Write control steps (3), 120ms, or measured.")
+        raise PolicyError(f"{text!r} is not a delay", remedy="Write control steps (3), a time (120ms), or measured.")
 
     def count_steps(self, dt_s: float, took_s: float) -> int:
-        """Return the delay of an answer that took `took_s`, as the nearest number of control steps of `dt_s`."""
+        """Return the delay in control steps of `dt_s` seconds, rounded; `took_s` is the measured inference time."""
         if self.steps is not None:
             return self.steps
         return int((took_s if self.ms is None else self.ms / 1000) / dt_s + 0.5)
@@ -326,19 +326,19 @@ class DelayedPolicy:
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """The duration of each inference [s], counted by the policy if it does so, else measured by this wrapper."""
+        """The duration of each inference [s]: the policy's `calls_s` if it has them, else times of this wrapper."""
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._timed_s if own is None else own
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` may call the policy, and the policy then uses the observation."""
+        """True if the next `act` may call the policy, and the policy may use the observation."""
         asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
         return asks and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Header fields: the number of answers, the mean and the largest delay in steps; {} if no answer was late."""
+        """Header fields with the number of answers and their mean and largest delay in steps; {} without delays."""
         if not any(self._late):
             return {}
         counts = {"answers": len(self._late), "mean_steps": float(np.mean(self._late)), "most_steps": max(self._late)}
@@ -357,7 +357,7 @@ class DelayedPolicy:
         self._step = self._due = self._meanwhile = 0
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the current chunk; if the chunk is used up, the action that holds still."""
+        """Return the next action of the current chunk, or an action without motion if the chunk is used up."""
         self._receive()
         if not self._coming and len(self._left) <= self._lateness():
             self._ask(observation)
@@ -375,7 +375,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _lateness(self) -> int:
-        """Return the expected delay of the next answer, in steps; a measured delay is expected to stay the same."""
+        """Return the expected delay of the next answer in steps; for measured delays, it equals the last delay."""
         expected = self._late[-1] * self._dt_s if self._late else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
@@ -402,7 +402,7 @@ def _count_on(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | N
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """The texts of a policy's filter and delay; None means without."""
+    """A policy's filter and delay as text, such as `speed-cap` and `120ms`; None = no filter or no delay."""
 
     filter: str | None = None
     delay: str | None = None
@@ -419,7 +419,7 @@ class Coupler:
     """Connects a policy to environments through its filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter. Its monitor judges by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
+        """Make the filter, and its monitor by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -428,25 +428,25 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` for a policy that cannot be coupled: a replay, or a policy of poses with a delay or with
-        a filter that cannot change poses. Also raise it if the filter needs more than the host supports.
+        """Raise `PolicyError` for a replay, for a policy of poses with a delay or with a filter that cannot change
+        poses, and for a filter that needs more than the host supports.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
-            raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives them.")
+            raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
         if unit_m is not None and unit_m != supports.unit_m:
-            moves = "do not move it" if supports.unit_m is None else f"by {supports.unit_m:g} m"
+            moves = "by no fixed distance" if supports.unit_m is None else f"by {supports.unit_m:g} m"
             moved = f"actions that move the hand by {unit_m:g} m per unit"
-            problem = f"{self._name} is for {moved}; those of this host {moves}"
+            problem = f"{self._name} is for {moved}, but actions of this host move the hand {moves}"
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
-            problem = f"{name} gives poses, for which there is no action that holds still"
-            raise PolicyError(problem, remedy="Use your own filter (python:module:Class), and no delay.")
+            problem = f"{name} gives poses, and no pose means that the arm holds still"
+            raise PolicyError(problem, remedy="Use a filter of your own for poses (python:module:Class), and no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:
         return replace(wants, privileged=wants.privileged or self.privileged)

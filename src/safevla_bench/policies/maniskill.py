@@ -1,4 +1,4 @@
-"""The policy `maniskill:expert`: ManiSkill's motion planners for its tasks, which use privileged state."""
+"""The policy `maniskill:expert`, which executes plans of ManiSkill's motion planners; they use privileged state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
 UNIT_RAD = 0.1  # rotation of a joint by an action of 1 [rad]
-_USE = f"Use it with --host maniskill --host-arg control={CONTROL}."
+_USE = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}."
 
 
 class _Twin:
-    """A wrapper for the planners: it accepts joint positions, and stores the corresponding actions of joint changes."""
+    """An environment for planners, which takes joint positions, and executes and stores them as joint changes."""
 
     control_mode = "pd_joint_pos"
 
@@ -60,7 +60,7 @@ class ManiskillPlanner:
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
         if task.still != host.still_action(CONTROL):
-            problem = f"ManiSkill's planners move joints, and an action has {len(task.still)} numbers"
+            problem = f"ManiSkill's planners move joints, but the host's actions of {len(task.still)} numbers do not"
             raise PolicyError(problem, remedy=_USE)
 
     def reset(self, task: Task, seed: int) -> None:
@@ -68,11 +68,11 @@ class ManiskillPlanner:
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the plan's next action, [8]; after the end, the last action again. Raises `PolicyError` before the
-        first reset, or if the observation does not contain the start that the host drew.
+        """Return the plan's next action, [8], or the last action again if the plan has ended. Raises `PolicyError`
+        before the first reset, or if the observation does not contain the start that the host drew.
         """
         if self._task is None or host.START not in observation.extra:
-            raise PolicyError("policy 'maniskill' needs the start that ManiSkill drew", remedy=_USE)
+            raise PolicyError("policy 'maniskill' needs the random start that the ManiSkill host drew", remedy=_USE)
         if not self._actions:
             seed, settled = map(int, observation.extra[host.START])
             self._actions = self._plan(self._task, seed, settled)
@@ -86,7 +86,7 @@ class ManiskillPlanner:
         for _ in range(settled):
             env.step(still.astype(np.float32))
         twin = _Twin(env)
-        with redirect_stdout(io.StringIO()):  # a planner prints one word about why it failed
+        with redirect_stdout(io.StringIO()):  # hides what a failed planner prints
             self._planners[task.name](twin, seed=seed)
         return twin.actions or [still]
 
@@ -97,11 +97,11 @@ class ManiskillPlanner:
 
 
 def make(arg: str | None) -> ManiskillPlanner:
-    """Return the expert. Raises `PolicyError` if the text after the colon is not `expert`, or a package that the
-    planners need is missing. Raises `HostError` if ManiSkill is not installed.
+    """Return `maniskill:expert`. Raises `PolicyError` if the text after the colon is not `expert`, or a package that
+    the planners need is missing. Raises `HostError` if ManiSkill is not installed.
     """
     if arg != EXPERT:
-        raise PolicyError(f"policy 'maniskill' has no {arg!r}", remedy="Write maniskill:expert.")
+        raise PolicyError(f"policy 'maniskill' has no variant {arg!r}", remedy="Write maniskill:expert.")
     host.import_maniskill()
     try:
         from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
