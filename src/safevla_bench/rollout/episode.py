@@ -43,8 +43,8 @@ from safevla_recorder.channels import CHUNK_STEP
 
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
-SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after losing its policy server
-_PATH_CHECK_STEPS = 5  # steps between checks whether a replay left its path; a check costs 1/8 of a LIBERO step
+SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after the policy server was lost
+_PATH_CHECK_STEPS = 5  # steps between checks whether a replay left its path; a check takes 1/8 of a LIBERO step's time
 NO_COUPLERS: Mapping[str, coupling.Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
@@ -62,8 +62,8 @@ class EpisodeOutcome:
     greeting: Greeting | None = None  # what the policy or its server states about itself
     wall_s: float | None = None  # wall time, including making the environment; None if the worker died
     is_policy_failure: bool = False  # whether the policy raised the exception of the crash
-    code: str | None = None  # identifies the code that ran it, see `hosts.describe_code`; None if the worker died
-    ran_on: str | None = None  # the node and the process that ran it
+    code: str | None = None  # identifies the code that was run, see `hosts.describe_code`; None if the worker died
+    ran_on: str | None = None  # the node and the process that ran the episode
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -165,10 +165,10 @@ class _ActionSeam:
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
-        self.is_asking = False  # true while the policy runs, and after it has raised
+        self.is_asking = False  # true while the policy runs, and after the policy raised an exception
         self.clips = bool(getattr(policy, "clip", False))
         self._chunk_steps: list[tuple[int, int]] = []
-        self._clipped: list[interface.Action] = []  # clipped actions, as the policy requested them
+        self._clipped: list[interface.Action] = []  # the actions that were clipped, before clipping
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
         start, self.is_asking = time.perf_counter(), True
@@ -184,14 +184,14 @@ class _ActionSeam:
         if not self.clips:
             place = int(np.flatnonzero(within != action)[0])
             bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
-            problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
-            remedy = "Fix the policy's output; or set clip = True on it, if its own project clips too."
+            problem = f"number {place} of the action, with the value {action[place]:g}, is not in {bounds}"
+            remedy = "Fix the policy's output, or set clip = True on the policy if its project clips too."
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Return a record with each action's chunk number and its step in the chunk, if any came from a chunk."""
+        """Return the batch. If any action came from a chunk, add the chunk number and the step in the chunk to each."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -221,7 +221,7 @@ class _ActionSeam:
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # hosts read it from the installation's metadata
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # replace the version that hosts read from metadata
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],
@@ -275,7 +275,7 @@ class CrashSeries:
     """The latest crashes in a row with the same exception and, except for numbers, the same message."""
 
     failure: str = ""
-    places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each, in order
+    places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each crash, in order
     has_begun: bool = False  # whether any episode has taken a step
 
     def add_outcome(self, end: EpisodeOutcome) -> None:
@@ -295,7 +295,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
-    """Runs episodes in a process's only environment, kept until the policy or task changes or an episode crashes."""
+    """Runs episodes in one environment. It is kept until the policy or task changes or an episode crashes."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class EnvRunner:
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_place_of(planned)]:
-            reason = f"{SAME_CRASHES} episodes of this task crashed alike: {self._crashes.failure}"
+            reason = f"{SAME_CRASHES} episodes of this task crashed in the same way: {self._crashes.failure}"
             return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)
         try:
             env = self._prepare_env(planned, policy)
@@ -355,7 +355,7 @@ class EnvRunner:
             self.close()
         if self._env is None:
             if isinstance(policy, interface.RemotePolicy):
-                policy.connect(planned.task)  # before making the simulator, because this fails faster
+                policy.connect(planned.task)  # before making the simulator, because connecting fails faster
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
@@ -366,9 +366,9 @@ class EnvRunner:
 
 def _require_still(env: HostEnv, task: Task) -> None:
     if len(task.still) != len(env.action_low):
-        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
+        counts = f"{len(task.still)} numbers, but actions have {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
-        raise errors.HostError(problem, remedy="Fix the host: it is the action, in its units, that moves nothing.")
+        raise errors.HostError(problem, remedy="Fix the host: `Task.still` is the action that moves nothing.")
 
 
 def _run_with_retries(

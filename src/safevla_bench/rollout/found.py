@@ -32,7 +32,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial: int  # number of the rollout that found the start, from 1
     value: float | None  # the objective of that rollout, below 0; None if the start is for preference pairs
     violated: tuple[str, ...]
-    distance_m: float | None  # largest difference in a coordinate from the benchmark's nearest start, if it has any
+    distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
     merged: int  # number of nearly equal found starts with greater values, which are not listed
 
 
@@ -45,10 +45,10 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     successes: int
     crashed: int
     hits: int
-    best: float | None  # smallest value of a success; None if no rollout succeeded
+    best: float | None  # smallest objective of a successful rollout; None if no rollout succeeded
     first: int | None  # number of the rollout with the first hit, from 1
     bound: float | None  # upper end of the exact 95 % interval of the share of hits; None without a valid bound
-    least: float | None = None  # lower end of that interval
+    least: float | None = None  # lower end of the interval that `bound` ends
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +70,15 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
         """Return the host's tasks that have found starts, with these starts and this suite's label. `indices` selects
-        tasks (None = all). If the suite is a path, `file`, which names it, must be trusted. Raises `HostError` if the
-        host lacks a task, and `RunError` if no task is selected.
+        tasks (None = all). If the suite is a path, `file`, the file that names the path, must be trusted. Raises
+        `HostError` if the host lacks a task, and `RunError` if no task is selected.
         """
         own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
         for found in self.starts:
             starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed, found.instruction))
         if unknown := [task_id for task_id in starts if task_id not in own]:
-            problem = f"{self.suite} has no task {unknown[0]!r}, of which starts were found"
+            problem = f"{self.suite} has no task {unknown[0]!r}, but the file has starts of this task"
             raise HostError(problem, remedy="Install the version of the host that the starts were found with.")
         chosen = [own[task_id] for task_id in starts if indices is None or own[task_id].index in indices]
         if not chosen:

@@ -42,7 +42,7 @@ Act = TypeVar("Act")
 
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
     """Return the entries `cost` and `safety` of a step's `info`. With `cost="violation"`, the cost is 1 if the newest
-    record violates a clause of the safe tier, else 0; with `severity`, the depth of its worst violation in [0, 1].
+    record violates a clause of the safe tier, else 0; with `severity`, the depth of its worst violation, from 0 to 1.
     `safety` is the status of the episode so far: the `robustness` of each clause (None = undefined), the newest
     record's `margins` divided by the thresholds, the clauses `violated` by any record and `violating` now, the `worst`
     clause, `vsi` (None if no clause has a verdict), and `standing`, the complete status.
@@ -59,8 +59,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     the episode is truncated at the horizon. Observations are end-effector position [3] and quaternion [4], gripper
     joints, the base pose of a mobile robot, and what `wants` requests: images as `image.CAMERA`, other readings as
     `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise the initial states take
-    turns. The scene settles for ten steps. `monitor` judges (None = with the default specifications). `cost` chooses
-    `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
+    turns. The scene settles for ten steps. `monitor` judges records (None = by the default specifications). `cost`
+    chooses `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -76,7 +76,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         cost: Cost = "violation",
     ) -> None:
         if horizon < 1:
-            raise HostError(f"the horizon is {horizon}", remedy="Give the number of steps after which it truncates.")
+            raise HostError(f"the horizon is {horizon}", remedy="Give the number of steps after which episodes end.")
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
@@ -108,8 +108,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(self._env.latest()), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether it terminated
-        (success), whether it was truncated (horizon), and info, whose `cost` and `safety` describe the new record.
+        """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether the episode
+        terminated (success) or was truncated (horizon), and info, whose `cost` and `safety` describe the new record.
         Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
@@ -149,7 +149,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._newest: batch.Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset and record; return the result with safety in `info`. Raises `HostError` if it cannot be recorded."""
+        """Reset and record; return the result with safety in `info`. Raises `HostError` if recording is impossible."""
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
@@ -263,15 +263,15 @@ def make_env(
     host_arguments: Mapping[str, str] = NO_ARGUMENTS,
 ) -> SafetyEnv:
     """Return the environment of a task; `gymnasium.make("safevla/Task-v0", host=..., suite=...)` calls this function.
-    `task` is the task's id or its index in the suite; `image_size` is height and width [pixels]. The default
-    specifications judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an
+    `task` is the task's id or its index in the suite; `image_size` is height and width [pixels]. Records are judged by
+    the default specifications. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an
     unusable simulator.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)
     chosen = next((own for place, own in enumerate(tasks) if task in (place, own.task_id)), None)
     if chosen is None:
-        remedy = f"It has {', '.join(own.task_id for own in tasks)}."
+        remedy = f"Its tasks are {', '.join(own.task_id for own in tasks)}."
         raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
     ruleset = load_ruleset(registry_files=registry_files(host))
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))

@@ -66,7 +66,7 @@ def plan_episodes(
 
     `episodes` sets the number per task: an integer; None = the benchmark's number; `protocol` = the protocol's number,
     else the benchmark's, but 1 if the benchmark runs the task only once, from its only initial state. If `recorded` is
-    given, it alone lists the episode numbers of each policy and task.
+    given, exactly the episode numbers that it lists for each policy and task are planned.
 
     Raises `RunError` if there is nothing to run, if a policy is named twice, if an initial state does not exist, or if
     the protocol has no horizon for a suite.
@@ -179,21 +179,21 @@ def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) 
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
     if horizon is None:
         suites = ", ".join(rules.horizons) or "none"
-        problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {suites}"
+        problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}, only for {suites}"
         raise RunError(problem, remedy="Pass --max-steps N.")
     return horizon
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A section of a plan: the one with this `number`, from 1, of `count` sections."""
+    """A section of a plan: section `number`, from 1, of `count` sections."""
 
     number: int
     count: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise RunError(f"there is no shard {self}", remedy="Shards count from 1: 1/8 to 8/8.")
+            raise RunError(f"there is no shard {self}", remedy="Shards are numbered from 1, such as 1/8 to 8/8.")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -203,12 +203,12 @@ class Shard:
         """Return the shard from a text such as `2/8`. Raises `RunError` if the text names no shard."""
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
-            raise RunError(f"--shard {text!r} is not a shard", remedy="Write its number and how many there are: 2/8.")
+            raise RunError(f"--shard {text!r} is not a shard", remedy="Write number/count, such as 2/8.")
         return cls(int(number), int(count))
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return the first index of each of `count` equal shards, and the plan's length, [count + 1]; raise `RunError`."""
+    """Return the first index of each of `count` equal shards, then the plan's length, [count + 1]; raise `RunError`."""
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
@@ -224,7 +224,7 @@ def scene_of(planned: PlannedEpisode) -> Scene:
 
 
 class EpisodeQueue:
-    """The episodes not yet started, grouped by scene in the order of the plan. The earliest round goes first."""
+    """The episodes not yet started, grouped by policy and task in the plan's order. The earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
@@ -238,9 +238,9 @@ class EpisodeQueue:
         return any(self._left.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker; None if none is left. It is from the earliest round, and
-        from the scene of the worker's environment (`own`, None without one); else from the first scene that no other
-        worker runs (`others`: their scenes); else from the scene with the most episodes left.
+        """Remove and return the next episode for a worker, from the earliest round; None if none is left. The episode
+        is from `own`, the scene of the worker's environment, if possible; else from the first scene that no other
+        worker runs (`others` are their scenes); else from the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
         if not rounds:

@@ -1,7 +1,7 @@
 """The engine `ray`: workers are actors of a Ray cluster, which exists already or is started on this machine.
 
-Each actor has one environment. This process distributes the episodes and alone writes files, so actors need no shared
-file system. Ray, an extra, is imported only if this engine is used.
+Each actor has one environment. Only this process writes files, so actors need no shared file system. Ray is an optional
+package, which is imported only if this engine is used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ADDRESS: Final = "RAY_ADDRESS"  # environment variable with the cluster's addres
 HERE: Final = "local"
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0  # time limit of the probe, which includes importing Ray
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # Ray speaks gRPC, so it replies with settings (type 4)
-_STORE_BYTES = 200 * 2**20  # object store of a cluster started here: each actor sends one record of megabytes at a time
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # Ray, a gRPC server, replies with a settings frame
+_STORE_BYTES = 200 * 2**20  # object store of a cluster started here; each actor sends one record (megabytes) at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
-            raise RunError("Ray is connected already, without --actor module=", remedy="Give them to ray.init.")
+            raise RunError("Ray is connected already, without --actor module=", remedy="Pass py_modules to ray.init.")
         yield ray
         return
     is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
-    """Raise `RunError` if no living node, except those in `left_out` (id -> reason), has an actor's CPUs and GPUs."""
+    """Raise `RunError` if no living node, except those in `left_out` (id -> reason), has enough CPUs and GPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -115,35 +115,35 @@ def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         if not any(name in own for _, own in known):
             _log.warning("--actor exclude=%s: the Ray cluster has no such node", name)
-    return {node["NodeID"]: f"{name_node(node)}: as asked" for node, own in known if own & {*names}}
+    return {node["NodeID"]: f"{name_node(node)}: by --actor exclude=" for node, own in known if own & {*names}}
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
-        remedy = f"Install it, on every node: {plugins.install_command('ray')}"
+        remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
     ray: Any = importlib.import_module("ray")  # imported after setting the variables, which Ray reads at import
     try:
-        if ":" in place:  # Ray would retry for minutes
+        if ":" in place:  # check first, because Ray would retry for minutes
             head, _, port = place.rpartition(":")
             with socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
                 if os.environ.get("RAY_USE_TLS", "0") == "0":
                     connection.sendall(_HTTP2)
                     if connection.recv(4)[3:] != b"\4":
-                        raise OSError("what listens there is not Ray")
+                        raise OSError("the program at this address is not Ray")
             probe = [sys.executable, "-c", _PROBE, place]
             answered = subprocess.run(
                 probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
             )
             if answered.returncode:
-                raise OSError(f"what listens there is not the head of a Ray cluster: {answered.stdout}")
+                raise OSError(f"the program at this address is not the head of a Ray cluster: {answered.stdout}")
         modules = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own, **modules)
     except subprocess.TimeoutExpired:
-        problem = f"the Ray cluster {place} cannot be used: what listens there gave no answer in {_ANSWER_S:g} s"
+        problem = f"the Ray cluster {place} cannot be used: the program there gave no answer in {_ANSWER_S:g} s"
         raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -168,7 +168,7 @@ def _local_options(cpus: int) -> dict[str, Any]:
     return {"num_cpus": max(os.cpu_count() or 1, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 
-# A program that checks the address, because `ray.init` would retry for minutes. `ray.init` uses `GcsClient` first, too.
+# A program that checks the address in the same way as `ray.init`, which would retry for minutes.
 _PROBE = """
 import sys
 from ray._raylet import GcsClient
@@ -227,8 +227,8 @@ class RayWorker:
             installed = name_installed(self._parts.host)
             pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
             if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
-                problem = f"it has other versions than the command's own environment: {'; '.join(differing)}"
-                remedy = "Install the same on every node; records depend on it. --other-code takes other code."
+                problem = f"this node has other versions than the command's environment: {'; '.join(differing)}"
+                remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
         except SafevlaError as error:
             return _failed_here(error)
@@ -253,12 +253,12 @@ class RayWorker:
 
 
 def name_installed(host: Host) -> dict[str, str]:
-    """Return package -> version for all packages that records depend on, and under `code` what identifies our code."""
+    """Return package -> version for all packages that records depend on, and under `code` the id of our own code."""
     return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
 
 
 def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
-    """Put, get or delete a value in the store of Ray's head; None on failure, as lost progress must not end a run."""
+    """Put, get or delete a value in the store of Ray's head; None on failure, because only progress is lost."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
         return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
@@ -293,20 +293,20 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        """Kill the actor and return why it ended. A ready actor has `timeout_s` for its last reply before."""
+        """Kill the actor and return why it ended. A ready actor first gets `timeout_s` for its last reply."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return f"{self._cause} ({self._place})" if self._place else self._cause
 
     def find_node(self) -> str:
-        """Return the id of the node that Ray has chosen for the actor, alive or dead; "" if Ray has not chosen yet."""
+        """Return the id of the node that Ray chose for the actor, even a dead actor; "" if Ray has not chosen yet."""
         with suppress(Exception):  # without Ray's dashboard, no public function returns the node
             return str(self._ray._private.state.actors(self._handle._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply; None if it died, is unreachable or raised. `end` then returns the reason."""
+        """Return the actor's reply; None if the actor died, cannot be reached or raised. `end` returns the reason."""
         try:
             message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
@@ -321,12 +321,12 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab hold ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # they only hold ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
 class _ActorPool:
-    remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
+    remedy = "Install safevla-bench with the same extras on every node. Messages of actors are in Ray's logs on each."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
         self._ray, self._cluster = ray, cluster

@@ -1,7 +1,7 @@
 """The scheduler for several workers, local or remote, and the local worker processes.
 
-Each worker has its own host, policies and environment, and receives one episode at a time. It writes no file of the
-run, but returns the bytes of the episode's record. If a worker dies, its episode is rerun in another worker, up to
+Each worker has its own host, policies and environment, and receives one episode at a time. Workers write no file of the
+run, but return the bytes of the episode's record. If a worker dies, its episode is rerun in another worker, up to
 `RETRIES` times. Local workers are new Python processes, because forks break a simulator's threads and GL contexts.
 """
 
@@ -33,22 +33,22 @@ from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallbac
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
 RETRIES = 1  # number of times that an episode is restarted in a new worker after its worker died
-STARTS = 3  # starting has failed if so many workers in a row, on one node, die before they are ready
+STARTS = 3  # the run fails if this many workers in a row, on one node, die before they are ready
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 
 
-# What workers need, and their messages
+# Specifications and messages of workers
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """What a worker needs to make one policy of a run."""
+    """The data from which a worker makes one policy of a run."""
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     coupling: Coupling | None = None  # the policy's filter and delay, if any
-    made: Policy | None = None  # a finished policy to send to the worker; None = make it from `spec` and `arguments`
+    made: Policy | None = None  # an existing policy to send to the worker; None = make it from `spec` and `arguments`
 
     def make(self) -> Policy:
         return self.made or policies.make_policy(self.spec, self.arguments)
@@ -60,7 +60,7 @@ class WorkerSpec:
 
     host: str
     policies: Mapping[str, WorkerPolicy]
-    stopping: ruleset.Ruleset | None = None  # rules whose first violation ends an episode; None = violations do not
+    stopping: ruleset.Ruleset | None = None  # rules whose first violation ends an episode; None = no early end
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     filtering: ruleset.Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads a monitor
     workers: int = 1  # number of workers in the run, for messages
@@ -75,7 +75,7 @@ class WorkerSpec:
 
 
 class WorkerParts:
-    """The host, the policies and the one environment of a worker."""
+    """The host, the policies and the only environment of a worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         os.environ[WORKERS] = str(spec.workers)
@@ -91,7 +91,7 @@ class WorkerParts:
 
 READY: Final = "ready"  # message of a worker that has made its host and policies and can take an episode
 Message = Literal["ready"] | int | EpisodeOutcome | errors.SafevlaError
-"""An integer is the step count of the current episode. An error is one that the user must fix; it ends the worker."""
+"""An integer is the step count of the current episode. An error ends the worker, and the user must fix its cause."""
 STEPS_BETWEEN = 20  # steps between two progress reports
 
 
@@ -102,7 +102,7 @@ class RemoteWorker(Protocol):
     """A process on any machine with its own host, policies and environment."""
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Give the worker an episode. The pool later yields the worker's messages, or that it has died."""
+        """Give the worker an episode. The pool later yields the worker's messages, or None if it has died."""
 
     def dismiss(self) -> None:
         """Request that the worker close everything and end; do not wait for its end."""
@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run continues after a worker died, or refused (`is_final`), before it was ready. The run
-        ends after a refusal, and after `STARTS` deaths in a row if no other worker is left.
+        """Return whether the run tolerates that a worker died, or refused (`is_final`), before it was ready. If not,
+        the run ends after a refusal, or after `STARTS` deaths in a row if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -263,14 +263,14 @@ class _Crew:
         return finished
 
 
-# Local worker processes and their side of the protocol
+# Local worker processes, and the program that they run
 
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a worker: its number, and one thread for linear algebra unless it is set."""
+    """Return the environment variables of a worker: its number and, unless set already, one linear-algebra thread."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 
@@ -324,7 +324,7 @@ class WorkerProcess:
 class ProcessPool:
     """The pool of local worker processes."""
 
-    remedy = "Its messages are above. Fewer --workers need less memory; one worker runs in this process."
+    remedy = "The worker's messages are above. Fewer --workers need less memory; one worker runs in this process."
 
     def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
@@ -361,7 +361,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def serve_episodes() -> None:
-    """Run the episodes that arrive at the file descriptor `sys.argv[1]`, until None; send back outcomes and errors."""
+    """Run the episodes that arrive at the file descriptor `sys.argv[1]`, until None arrives; send the outcomes back."""
     faulthandler.enable()
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
