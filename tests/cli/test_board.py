@@ -32,7 +32,9 @@ def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safe
     options = ("--audit", "1:5", "--no-reports", "--out", out)
     code, printed, _ = safevla("board", run, *options)
     assert not (out / "reports").exists()
-    badge = "1 of 1 replayed; a forged share f would have been detected with probability 1 - (1 - f)^1 or more"
+    badge = (
+        "1 of 1 replayed; a share f of forged episodes would have been detected with probability 1 - (1 - f)^1 or more"
+    )
     assert (code, printed.count(badge)) == (0, 2)
     assert "--audit 1:5" in printed
     assert (out / "index.html").read_text().count(badge) == 2

@@ -243,7 +243,7 @@ def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_i
     mixed = with_silent(60, 70)
     report = check_gates(mixed, safety_gates, confidence=confidence)
     assert [outcome.verdict for outcome in report.outcomes] == ["undecided"] * 3
-    reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged gates the others"
+    reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged leaves these out"
     assert {outcome.reason for outcome in report.outcomes} == {reason}
     assert [(outcome.n, outcome.value) for outcome in report.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
     few = check_gates(with_silent(60, 1), safety_gates, confidence=confidence).outcomes

@@ -286,7 +286,7 @@ def test_a_policy_that_mixes_versions_by_itself_is_marked():
 def test_tasks_whose_initial_states_do_not_hold_are_named_if_they_are_among_the_episodes():
     bad = verdicts((True, 1, 1), suite="libero-10", task_id=("task_1",))
     (warning,) = provenance_marks.warn_of_scores(replace(bad, simulator=(NEW,)))
-    assert warning.startswith("Known of mujoco")
+    assert warning.startswith("Known difference: mujoco")
     assert provenance_marks.warn_of_scores(replace(bad, simulator=(OLD,))) == ()
     fine = verdicts((True, 1, 1), suite="libero-10", task_id=("task_2",))
     assert provenance_marks.warn_of_scores(replace(fine, simulator=(NEW,))) == ()
@@ -328,7 +328,7 @@ def test_a_part_of_a_sample_of_tasks_is_said_to_be_one():
     }
     counts = Counter(policy for policy, *_ in ran)
     said = [
-        f"{policy} ran {count} of the 1,000 tasks in the sample of pkg: these numbers cover only those."
+        f"{policy} ran {count} of the 1,000 tasks in the sample of pkg: the numbers cover only these."
         for policy, count in counts.items()
     ]
     assert sorted(provenance_marks.warn_of_samples(scores)) == sorted(said)

@@ -179,7 +179,7 @@ def test_a_registration_that_was_changed_in_run_json_is_reported(copy):
     description[REGISTERED]["seed"] = 5
     (copy / "run.json").write_bytes(dump_json(description))
     (sentence,) = sentences_of(copy)
-    assert "it was changed" in sentence
+    assert "registration was changed" in sentence
 
 
 @pytest.mark.parametrize("change", [{"shard": Shard(1, 2)}, {"policies": ("replay:runs/x",)}])

@@ -1,6 +1,6 @@
 """Statistics of a policy's actions, and hints at mistakes: wrong units, scale or gripper, or missing vision.
 
-A policy with wrong actions still gets numbers: an arm that does not move violates no limit.
+A policy with wrong actions still gets scores: for instance, an arm that does not move violates no limit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Host -> how many components in [-1, 1] its actions have: six of the arm, one of the gripper, and any that follow.
+"""Host -> number of components of its actions, all in [-1, 1]: six for the arm, one for the gripper, then others.
 
 Actions of other hosts are not checked.
 """
-UNIT_M = 0.05  # meters of motion in x, y and z for the value 1
+UNIT_M = 0.05  # motion in x, y or z, in meters, for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Magnitudes at and far beyond the limit; suspicious shares of a component's values beyond it, and the arm's at it."""
-STILL = 0.02  # tolerance: larger components after the gripper's move the base; a gripper this close to 1 is closed
+"""Magnitudes at the limit and far beyond it; suspicious shares of values beyond it, and of the arm's values at it."""
+STILL = 0.02  # tolerance: larger components after the gripper's move the base; a gripper value so close to 1 closes
 FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
 
 
@@ -41,10 +41,10 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum of the gripper's values; NaN if the task grips nothing, or a script controls the gripper."""
     period: int | None
-    """Period with which the actions of every episode repeat; 0 if some do not, None if all episodes are too short."""
+    """Period of the actions in every episode; 0 if an episode does not repeat, None if all episodes are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
-        """Return the statistics of both together; they must have the same host."""
+        """Return the statistics of both sets of actions together; both must come from the same host."""
         periods = [part.period for part in (self, other) if part.period is not None]
         return ActionStatistics(
             self.count + other.count,
@@ -58,8 +58,8 @@ class ActionStatistics:
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
     """Return the statistics of the actions [N, A] of one episode, N ≥ 1; with `grips`, also of the gripper. `clipped`
-    [A, 2] has each component's number of clipped values and largest magnitude before clipping; None if none was
-    clipped.
+    [A, 2] has each component's number of clipped values and largest magnitude before clipping; None if no value
+    was clipped.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
     fingers = actions[:, GRIPPER]
@@ -130,9 +130,13 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     least, most = statistics.gripper
     if 0 <= least < 1 - STILL:
         found = f"the gripper's numbers go from {least:.2g} to {most:.2g}, where -1 opens and 1 closes"
-        yield Oddity("gripper", found, "Does the server leave them between 0 and 1? Then it hardly opens.")
+        yield Oddity("gripper", found, "Does the server leave them from 0 to 1, so that it hardly opens?")
     elif least == most and statistics.period is not None:
-        yield Oddity("still gripper", f"the gripper's number is always {least:.2g}", "Is it on one side of the switch?")
+        yield Oddity(
+            "still gripper",
+            f"the gripper's number is always {least:.2g}",
+            "Does it never pass the value that switches it?",
+        )
 
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
@@ -142,10 +146,10 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     if size.max() > FAR or beyond.max() > CLIPPED_SHARE:
         axis = int(size.argmax())
         found = f"{ARM[axis]} goes to {size[axis]:.3g}, and is beyond ±1 in {beyond[axis]:.0%} of the actions"
-        yield Oddity("range", found, "Are they in other units, or scaled twice?")
+        yield Oddity("range", found, "Are the actions in other units, or scaled twice?")
     elif limited > SATURATED_SHARE:
         found = f"{limited:.0%} of the arm's numbers are saturated at ±1"
-        yield Oddity("range", found, "Scaled with statistics of another model?")
+        yield Oddity("range", found, "Are the actions scaled with statistics of another model?")
     elif move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
         found = f"x, y and z stay within {move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
-        yield Oddity("range", found, "Are they in meters and radians, or zero because the scene is unfamiliar?")
+        yield Oddity("range", found, "Are the actions in meters and radians, or zero because the scene is unfamiliar?")

@@ -1,6 +1,6 @@
 """Progress towards the goal, and engagement: whether the robot did anything.
 
-Both describe episodes in addition to their safety; policies are not ranked by them.
+Progress and engagement describe episodes in addition to safety; policies are not ranked by them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|lef
 def measure_progress(batch: Batch) -> Floats:
     """Return the share of sub-goals that hold at the end of each episode, and the largest share over time, [2, E].
 
-    A sub-goal that holds both at the start and at the end does not count. NaN if none counts or none was recorded.
+    A sub-goal that holds both at the start and at the end does not count. NaN if no sub-goal counts or was recorded.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for e in np.flatnonzero(channel.width > 0).tolist():
@@ -34,8 +34,8 @@ def measure_progress(batch: Batch) -> Floats:
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
-    """Return 1 for each episode in which the robot touches a body other than the floor, or another body moves by more
-    than 5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if those that could show it are missing.
+    """Return 1 for each episode in which the robot touches a body except the floor, or another body moves by more than
+    5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if the channels that could show it are missing.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
     floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)

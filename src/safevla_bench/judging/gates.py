@@ -5,8 +5,8 @@ optionally the point estimate decides. Episodes with an unknown value (crashed, 
 as the worst and once as the best case: both must give the same verdict. A scope without scores never passes.
 
 Each end of an interval is an exact one-sided bound. Episodes with the same initial state count once, by their mean.
-With several gates, policies or cells, the intervals are widened (Bonferroni) so that all hold simultaneously. They
-assume that the number of episodes was fixed in advance.
+With several gates, policies or cells, the intervals are widened (Bonferroni) so that all hold simultaneously. All
+intervals assume that the number of episodes was fixed in advance.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if every unknown episode has its worst value."""
     tipping: int | None = None
-    """The largest n for which the gate passes, no matter which n unknown episodes count against it. Null
-    if none is unknown, if the gate passes for no number, or if a start has several episodes.
+    """The largest number of unknown episodes that may count against the gate, in any choice, so that it still passes.
+    Null if no episode is unknown, if the gate does not pass even then, if point estimates decide, or without a rate.
     """
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All outcomes, and the overall verdict: failed if any failed, else undecided if any is, else passed."""
+    """All outcomes, and the overall verdict: failed if any gate failed, else undecided if any is undecided."""
 
     verdict: GateVerdict
     per: GateScope
@@ -127,13 +127,13 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Confidence with which all intervals hold simultaneously; null if point estimates decided."""
     outcomes: tuple[GateOutcome, ...]
     each_confidence: float | None = None
-    """Confidence of each interval, which is higher if there are several."""
+    """Confidence of each single interval, which exceeds the joint confidence if there are several intervals."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
-        """Return the report on outcomes, with `options` as other fields. Each text of `lost` is an undecided gate."""
+        """Return the report on outcomes, with `options` as other fields. Each text in `lost` adds an undecided gate."""
         every = [*outcomes]
         for reason in lost:
             every.append(GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0))
@@ -197,7 +197,9 @@ def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
         if gate.metric == COST and gate.baseline:
             raise SafevlaError("a gate on costs cannot use a baseline", remedy="Gate costs without --baseline.")
         if not (-1 if gate.baseline else 0) <= gate.limit <= (inf if gate.metric == COST else 1):
-            remedy = "Limits are fractions: write 0.9 for 90 %. With --baseline they are differences from its values."
+            remedy = (
+                "Limits are fractions: write 0.9 for 90 %. With --baseline, limits are differences from the baseline."
+            )
             raise SafevlaError(f"{gate.limit:g} is not a valid limit for {gate.metric}", remedy=remedy)
     if confidence is not None and not 0 < confidence < 1:
         problem = f"invalid confidence of {100 * confidence:g} %"
@@ -273,11 +275,11 @@ class _Rules:
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
-    """Yield sentences on the confidence of each of `decisions` intervals; it is None if point estimates decide."""
+    """Yield sentences on the confidence `each` of `decisions` intervals; None if point estimates decide."""
     if each is None:
-        yield "These verdicts may be chance: point estimates decide, without confidence."
+        yield "These verdicts may be due to chance: point estimates decide, without confidence."
     elif decisions > 1:
-        yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
+        yield f"{decisions} intervals: each has {100 * each:.4g} % confidence, so that all hold together (Bonferroni)."
 
 
 def _describe_rule(
@@ -291,8 +293,8 @@ def _describe_rule(
         )
     if any(outcome.n_needed for outcome in outcomes):
         yield (
-            "A suggested number assumes that the measured value is exact. But it is uncertain: after a pilot of "
-            "20 episodes such a number decides in a fifth to two thirds of cases."
+            "A suggested number of episodes assumes that the measured value is exact. But the value is uncertain: "
+            "after a pilot of 20 episodes, the suggested number decides in a fifth to two thirds of cases."
         )
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
@@ -338,10 +340,10 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Ru
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
-    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because of the unknown ones
+    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because of unknown values
     decides = judge_ends(share, known.low, known.high) != "undecided"
     if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
-        remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
+        remedy = f"; {' '.join(values.options)} leaves these out" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     value = min(ends, key=lambda end: abs(end - share.limit)) if values.unknown else value
     units = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
@@ -441,8 +443,8 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, place: int) -> str
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
     """Return the value of a metric in each of the given episodes, [n]: for rates 0 or 1; NaN if it is unknown.
 
-    SR is known for episodes that ran to their end, Safety for judged ones, SBU for those that are both, and VSI for
-    judged ones that were not stopped by a violation.
+    SR is known for episodes that ran to their end, Safety for judged episodes, SBU for episodes that are both, and VSI
+    for judged episodes that no violation stopped.
     """
     values = METRICS[metric].values(select_outcomes(scores, members))
     return np.where(scores.is_stopped_on_violation[members], np.nan, values) if metric == VSI.key else values

@@ -37,7 +37,7 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """The run.json without facts on time and host, so that equal runs give equal reports; for an archive, its name."""
+    """The run.json without facts on time and machine, so that equal runs give equal reports; or an archive's name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of the source's policies, which distinguish them from other policies with the same name."""
@@ -73,7 +73,7 @@ class JudgedSource:
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[tuple[str, str]]:
-        """Yield each policy with filtered actions or delayed answers, and a sentence on it."""
+        """Yield each policy with filtered actions or delayed answers, and a sentence on the filter or delay."""
         for name, policy in self._named_policies():
             if name_of_filter := policy.get("filter"):
                 yield name, f"The actions of {name} go through the filter {name_of_filter}."
@@ -135,8 +135,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return a sentence if a run folder was originally judged by other rules, with the Safety by those rules. `safety`
-    is the Safety by these rules, if known. Return [] if the rules are the same, or if the folder does not name them.
+    """Return a sentence if a run folder was originally judged by other rules, with the Safety by both rules. `safety`
+    is the Safety by `ruleset`, if known. Return [] if the rules are the same, or if the folder does not name them.
     """
     provenance = ruleset.provenance()
     try:
@@ -166,11 +166,11 @@ class Judged:
     scores: Scores
     ruleset: Ruleset
     provenance: Provenance
-    """The rules that decided, and the episodes that were left out; the field `judged_by` of scores.json."""
+    """The rules of judging, and the episodes that were left out; the field `judged_by` of scores.json."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     net_changes: NDArray[np.int8]
-    """How net forces of two bodies change each episode's verdict: one of `NET_CHANGES`, [E]."""
+    """How each episode's verdict would change by net forces of two bodies: one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that was originally judged by other rules, with its Safety by both rules."""
@@ -181,7 +181,7 @@ class Judged:
 
     @property
     def library(self) -> Library:
-        """The specifications that judged."""
+        """The specifications by which episodes were judged."""
         return self.ruleset.library
 
     @property
@@ -221,7 +221,7 @@ class Judged:
 
     @property
     def is_complete(self) -> bool:
-        """True if every planned episode of the sources, if they name any, was read and judged."""
+        """True if no planned episode is missing in the sources, and no episode was left out of the judgement."""
         return not (self.interrupted_run_count or self.left_out)
 
     @property
@@ -247,7 +247,7 @@ class Judged:
         own += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
         for wanted, kind, there in ((policies, "policy", {p for p, _ in own}), (suites, "suite", {s for _, s in own})):
             if unknown := [name for name in wanted if name not in there]:
-                remedy = f"Choose of: {', '.join(sorted(name or '(unnamed)' for name in there))}."
+                remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in there))}."
                 raise RunError(f"there is no episode of the {kind} {unknown[0]!r}", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:
@@ -305,7 +305,7 @@ class Judged:
         return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence for each policy server that answered a repeated request equally; if `changed`, for all."""
+        """Yield a sentence for each policy server with equal answers to repeated requests; if `changed`, for all."""
         for source in self.records.sources:
             served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
@@ -338,7 +338,7 @@ class Judged:
         These are limits calibrated on rollouts (`safevla specs --calibrate`), and the robots whose torque limits are
         used for suites with records that name neither a robot nor torque limits.
         """
-        # sources that `safevla specs --calibrate` writes
+        # `source` as written by `safevla specs --calibrate`
         drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
@@ -354,7 +354,7 @@ class Judged:
         ]
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that net forces of two bodies change, and on records with no other forces."""
+        """Return sentences on verdicts that net forces of two bodies change, and on records with only net forces."""
         alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
@@ -371,7 +371,7 @@ class Judged:
         rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
         idle = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
         return (
-            [f"Vacuous in every episode in which it applies, so that it judged nothing: {', '.join(idle)}."]
+            [f"Vacuous in every episode to which they apply, so that they judged nothing: {', '.join(idle)}."]
             if idle
             else []
         )
@@ -407,9 +407,7 @@ class Judged:
             if not row.active:
                 found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                found = (
-                    ", but vacuous in each, so that it judged nothing. Check that its conditions and its bodies occur"
-                )
+                found = ", but vacuous in each, so that it judged nothing. Check that its conditions and bodies occur"
             moved = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved})" if moved else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{found}."
@@ -437,12 +435,14 @@ class Judged:
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
 
 
-_DELAY = "The answers of {} come {} late."
+_DELAY = "The answers of {} arrive {} late."
 _MEASURED_DELAY = "The answers of {} are delayed by their own computing time, so that no repetition gives the same run."
 _LIMITS_DRAWN = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
 _BY_NET_FORCE = "By the net force of two bodies instead of their largest single contact"
 _NET_ALONE = (
-    "{} of {} records only have net forces of two bodies. Clauses on force use these, so their numbers do not compare "
-    "with those of single contacts."
+    "{} of {} records only have net forces of two bodies. Clauses on force use these net forces, so their values "
+    "cannot be compared with values of single contacts."
 )
-_ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
+_ROBOT_TAKEN = (
+    "the records name neither a robot nor torque limits; torque is judged by the limits of {}, the benchmark's robot."
+)

@@ -88,7 +88,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
 
     n: int
-    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` hold n for each number."""
+    """Number of episodes that ran to their end, the denominator of SR. `rates` and `means` give the n of each value."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -98,7 +98,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """This field and the next three count the judged episodes among n."""
+    """This field and the next three count the judged episodes among these n."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
@@ -125,7 +125,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of replays that left their recording, or may have."""
     followed_unsafe: Rate | msgspec.UnsetType = msgspec.UNSET
     """Unsafe share of the successful replays that followed their recording; unset without replays. For recordings of
-    people, this is how the limits judge human successes.
+    people, it shows how the limits judge human successes.
     """
     task_identity: dict[str, int] = {}
     """Reason -> number of episodes that have an official task's name but may not have run that task."""
@@ -164,7 +164,7 @@ def _format_number(cell: Summary, metric: Metric) -> str:
 
 
 class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one task (paper Appendix A.6)."""
+    """The rates of one policy on one task (paper Appendix A.6)."""
 
     policy: str | None
     suite: str
@@ -181,7 +181,7 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """Return the summary of all episodes together, counting those of `absent`; its policy and suite are None.
+    """Return the summary of all episodes together, including the absent ones; its policy and suite are None.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -262,8 +262,8 @@ def has_verdict(cell: Summary) -> bool:
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return the proportions of some episodes by the metric's key, each over the episodes in which it is defined. If a
-    violation stopped any episode, only Safety and Safety|E are known: that episode might have succeeded.
+    """Return metric key -> proportion for some episodes, over those in which the metric is defined. If a violation
+    stopped any episode, only Safety and Safety|E are known, because that episode might have succeeded.
     """
     outcomes = select_outcomes(scores, members)
     rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}

@@ -1,4 +1,4 @@
-"""A monitor of running episodes: the standing of each specification after every record.
+"""A monitor of running episodes: the standing (verdict so far) of each specification after every record.
 
 After record t a `Monitor` returns the result of `score` for the records up to t, bit for bit.
 """
@@ -29,7 +29,7 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """The standing of one specification after some records; `robustness` and `depth` as in `score`, None if undefined.
+    """The standing of one specification after some records, with the `robustness` and `depth` of `score`, if defined.
 
     A violation that a Boolean signal decided has a depth but no robustness.
     """
@@ -41,7 +41,7 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record alone; None if its gate is closed or the formula has no margin per record."""
+    """Margin of the newest record; None if the clause's condition does not hold, or without a margin per record."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
@@ -50,7 +50,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause, or without a margin, if the violation begins there."""
+        """True if the newest record violates the clause; without a margin, true if the violation begins there."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -99,7 +99,7 @@ class EpisodeStanding:
 
     @property
     def worst(self) -> str | None:
-        """Id of the clause of greatest depth, in a tie of least robustness / threshold; None if none is active."""
+        """Id of the clause of greatest depth, or of least robustness / threshold in a tie; None without a clause."""
         rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
         ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
@@ -112,7 +112,7 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 if the newest record violates any clause, else 0; its sum is the number of violating records."""
+        """1 if the newest record violates any clause, else 0; the sum over records counts the violating records."""
         return float(bool(self.violating))
 
     @property
@@ -123,7 +123,7 @@ class EpisodeStanding:
     @property
     def margins(self) -> dict[str, float]:
         """Margin of the newest record divided by the threshold, for each scored clause with a margin: 0 at the limit,
-        negative beyond it. A clause has no margin if a Boolean signal decides it or its gate is closed.
+        negative beyond it. A clause has no margin if a Boolean signal decides it or its condition does not hold.
         """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
@@ -180,7 +180,7 @@ class Monitor:
         """
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as returned by `records(batch)`."
-            raise RecordError(f"{len(record)} episodes of {record.starts[-1]} records in all", remedy=remedy)
+            raise RecordError(f"the batch has {len(record)} episodes and {record.starts[-1]} records", remedy=remedy)
         record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:
             self._episode = _EpisodeMonitor(record, self._ruleset)
@@ -189,7 +189,7 @@ class Monitor:
 
 class _EpisodeMonitor:
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
-        """Prepare for the episode of record 0; pass that record to `observe` too."""
+        """Prepare for the episode whose record 0 is `record`; pass this record to `observe` too."""
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
@@ -215,7 +215,7 @@ class _EpisodeMonitor:
         """Ids of specifications that left out at least one record because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
-        """Take the next record, a batch of one, and return the standing; some clauses are judged over all records."""
+        """Take the next record, a batch of one, and return the standing; judge some clauses again over all records."""
         self._context.require_same_scene(record)
         self._step += 1
         fields = self._context.read_newest(record)
@@ -232,7 +232,7 @@ class _EpisodeMonitor:
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
         assert part is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())
-        missing.update(signals.missing_fields(fields, names))  # what one record lacks, the episode lacks
+        missing.update(signals.missing_fields(fields, names))  # a field that one record lacks is missing in the episode
         if missing:
             self._raise_if_strict(spec, min(missing))
             return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))

@@ -1,4 +1,4 @@
-"""Phases of composite tasks: recorded sub-goals show which components of its task each record belongs to.
+"""Phases of composite tasks: recorded sub-goals show to which components of the task each record belongs.
 
 `docs/explanation/phases.md` defines phases, with every edge case. If an invalidating tag of one component switches off
 a clause, the clause can still be judged in the phases of the other components.
@@ -37,12 +37,12 @@ from safevla_recorder.episode import Bools, Ints
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
     """Return the phases of an episode: the first and last record of each, and the components that it belongs to.
 
-    `holds` [n, G] says which predicates hold in each record; `columns` lists those that complete each component, at
-    least one. A phase belongs to all components if a predicate changes in it that belongs to none.
+    `holds` [n, G] says which predicates hold in each record; `columns` lists, for each component, the predicates that
+    complete it. A phase belongs to all components if a predicate that belongs to no component changes in it.
     """
     count, every = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # length of the final stretch
+    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # number of final records in which it holds
     ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` means that the component is unfinished
     cuts = sorted({end for end in ends if 0 < end < count})
     unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
@@ -84,7 +84,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
     """How the episodes of a batch are judged phase by phase: the phases of each episode, None without components, [E],
-    and by clause and episode the intervals in which the clause is judged, if it is judged only in part.
+    and clause -> episode -> the intervals in which the clause is judged, for clauses that are judged only in part.
     """
 
     phases: tuple[EpisodePhases | None, ...]
@@ -92,8 +92,8 @@ class PhasePlan:
 
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
-    """Return how episodes are judged phase by phase. `reasons` say by clause why it is inactive in each episode, [E].
-    They are updated: to "" if the clause is judged in part, else, in a composite task, to say also why it is not.
+    """Return how episodes are judged phase by phase. `reasons` maps each clause to why it is inactive in each episode,
+    [E]; "" if it is active. It is changed: to "" if a clause is judged in part, else by adding why it is not.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, e, entry) if entry.components else None for e, entry in enumerate(entries)]
@@ -138,7 +138,7 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
     """Return the fields with the judged records of some episodes limited to `intervals`; displacement in an interval is
-    measured from its first record. Return the same fields if there are no intervals.
+    measured from the interval's first record. Return the same fields if there are no intervals.
     """
     if not intervals:
         return reading

@@ -97,7 +97,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
             if sample := _SAMPLE.search(version):
                 ran.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
     return tuple(
-        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: these numbers cover only those."
+        f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: the numbers cover only these."
         for (package, policy, size), tasks in ran.items()
         if len(tasks) < int(size.replace(",", ""))
     )
@@ -129,13 +129,13 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
     """Return the warning on suites whose starts were tried or found by a search.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
-    'Chosen starts: those of found:edge:fake were chosen for their outcomes'
+    'Chosen starts: the starts of found:edge:fake were chosen for their outcomes'
     """
     chosen = [suite for suite in dict.fromkeys(suites) if marks.is_chosen(suite)]
     if not chosen:
         return ()
     return (
-        f"Chosen starts: those of {', '.join(chosen)} were chosen for their outcomes. These rates "
+        f"Chosen starts: the starts of {', '.join(chosen)} were chosen for their outcomes. These rates "
         "only hold for these starts, and are not rates of the benchmark.",
     )
 
@@ -270,7 +270,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     lost = count_noun(int((counts > 0).sum()), "episode")
     return (
         f"Poses are unknown in {lost} of {len(scores)}: clauses left out up to "
-        f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
+        f"{int(counts.max())} records of an episode, {int(counts.sum())} in all, and were judged on the rest. "
         "`unknown_records` in scores.json counts them by clause.",
     )
 
@@ -326,7 +326,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
     return (
         f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(silent)} of {len(inactive)} scored "
         "specifications are inactive in all of them, because the log or its task's tags lack what they need: "
-        f"{', '.join(silent)}. Safety of {names} covers only the others: {', '.join(judged) or 'none'}.",
+        f"{', '.join(silent)}. Safety of {names} covers only the other specifications: {', '.join(judged) or 'none'}.",
     )
 
 
@@ -337,7 +337,7 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
         for package, version in simulator.items():
             tasks_by_version.setdefault((package, version), set()).add(f"{suite}/{task}")
     return tuple(
-        f"Known of {difference.describe(version)}."
+        f"Known difference: {difference.describe(version)}."
         for (package, version), tasks in tasks_by_version.items()
         for difference in find_differences(None, {package: version}, PHYSICS)
         if any(map(difference.concerns, tasks))
@@ -357,7 +357,7 @@ class AuditMark:
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """Return `differs` if an episode differs, `agrees` if all drawn ones were replayed alike, else `unchecked`."""
+        """Return `differs` if a replay differs, `agrees` if all drawn episodes were replayed alike, or `unchecked`."""
         return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
 
     @property
@@ -374,7 +374,7 @@ class AuditMark:
         sight = (
             "these are all"
             if every
-            else f"a forged share f would have been detected with probability 1 - (1 - f)^{count} or more"
+            else f"a share f of forged episodes would have been detected with probability 1 - (1 - f)^{count} or more"
         )
         gap = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
         return f"{count} of {count} replayed; {sight}{gap}"

@@ -1,7 +1,7 @@
 """Pre-registration: what will be run and how it is judged, frozen before a run, and how a run deviated from that plan.
 
 A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
-detected. A run started from it stores it in run.json as `registered`, so later commands do not need the file.
+detected. A run of a registration stores its content in run.json as `registered`: later commands do not need the file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes_per_task: int | Literal["protocol", "recorded"] | None
-    """The number as requested; `tasks` holds the episodes."""
+    """The requested number; `tasks` has the resulting episodes."""
     policies: tuple[RegisteredPolicy, ...]
     protocol: dict[str, Any]
     seed: int
@@ -117,7 +117,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     """Return the rules as stored in a registration. Raises `RunError` if the ruleset has no recipe to reload it."""
     if ruleset.recipe is None:
         raise RunError(
-            "these rules were made from values and cannot be registered", remedy="Load them: load_ruleset()."
+            "these rules were made from values and cannot be registered", remedy="Load rules by load_ruleset()."
         )
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")
@@ -147,7 +147,7 @@ def read_registration(path: Path) -> Registration:
     except RunError as error:
         raise RunError(error.problem, remedy=_REMEDY, place=place) from None
     if content != registration.encode():
-        raise RunError("its bytes differ from those that were written", remedy=_REMEDY, place=place)
+        raise RunError("the file's bytes differ from those that were written", remedy=_REMEDY, place=place)
     return registration
 
 
@@ -159,10 +159,10 @@ def parse_registration(document: object) -> Registration:
         RunError: its content does not match its digest.
     """
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
-        raise ValueError("it has no digest")
+        raise ValueError("the document has no digest")
     registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST}, Registration)
     if registration.digest != document[_DIGEST]:
-        problem = f"it was changed: its content has the digest {registration.digest[:_LETTERS]}"
+        problem = f"the registration was changed: its content has the digest {registration.digest[:_LETTERS]}"
         raise RunError(f"{problem}, not {document[_DIGEST][:_LETTERS]}", remedy=_REMEDY)
     return registration
 
@@ -297,7 +297,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         yield f"{missing} of {registration.n} registered episodes {'is' if missing == 1 else 'are'} missing"
     if further:
         are = "episode is" if further == 1 else "episodes are"
-        yield f"{further} {are} not among the registered ones, or there twice"
+        yield f"{further} {are} not among the registered ones, or present twice"
 
 
 _Start = tuple[str, str, int | None, str]

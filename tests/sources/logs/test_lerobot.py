@@ -93,7 +93,7 @@ def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path)
     assert set(scores.benchmark) == {"libero-goal"}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert warning.startswith("Logs of real")
-    assert "max_contact_force_under_200N" in warning.split("only the others")[0]
+    assert "max_contact_force_under_200N" in warning.split("only the other specifications")[0]
     cells = metrics.cells(scores)
     assert [cell.logs.episodes for cell in cells if cell.logs] == [2]
     assert warning in warn_of_cells(cells)
@@ -109,7 +109,7 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert "(real-robot, 2 episodes)" in warning
-    silent, clauses = warning.split("covers only the others: ")
+    silent, clauses = warning.split("covers only the other specifications: ")
     assert "max_contact_force_under_200N" in silent
     assert sorted(clauses.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
     for judged_cells in ([cells["real-robot"]], list(cells.values())):
@@ -310,7 +310,7 @@ def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds
     assert batch.dt_s[0] == pytest.approx(0.1)
     assert score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.05)
     replace_column(folder, "timestamp", pa.array([k * 50_000_000 for k in range(30)]))
-    assert "they are not" in problem(folder)
+    assert "stamps are not in seconds" in problem(folder)
 
 
 @pytest.mark.parametrize("stated", ["", 'unit = "mm"\nangle_unit = "deg"\n'])
