@@ -6,15 +6,15 @@
     ├── FormulaError           an STL text that does not parse, or names an unknown signal
     ├── SpecError              a specification library that contradicts itself
     ├── RegistryError          a task registry that contradicts itself
-    │   └── UnknownTaskError   a task with no entry and no wildcard
+    │   └── UnknownTaskError   a task without an entry in the task registry and without a matching family
     ├── SignalError            a record without the fields that an active specification reads
     ├── RunError               a run folder that is missing, holds no run or exists already
     ├── FileError              a file or folder that cannot be written
     ├── HostError              a simulator that cannot be used
-    ├── PolicyError            a policy that cannot be made or queried
-    │   ├── InvalidActionError an action that must not reach the simulator
-    │   ├── ReplyError         a policy server's reply that its dialect cannot read
-    │   ├── ServerRefusedError a policy server that cannot be used: it needs another key, kind or convention
+    ├── PolicyError            a policy that cannot be created or queried
+    │   ├── InvalidActionError an invalid action, which does not reach the simulator
+    │   ├── ReplyError         a policy server's reply that cannot be read
+    │   ├── ServerRefusedError a policy server that answers but cannot be used, for example with this key
     │   └── ServerLostError    a policy server that stopped answering during the queries
     │       ├── ServerSlowError          a policy server that answers too late
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
@@ -54,7 +54,7 @@ class DamageError(RecordError):
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse, or names an unknown signal. `column` locates the error, from 1; may be None."""
+    """An STL text that does not parse or names an unknown signal. `column` is the error's position, from 1, or None."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
@@ -72,7 +72,7 @@ class RegistryError(SafevlaError):
 
 
 class UnknownTaskError(RegistryError):
-    """A task with no entry and no wildcard."""
+    """A task without an entry in the task registry and without a family of tasks that matches it."""
 
 
 class SignalError(SafevlaError):
@@ -80,19 +80,19 @@ class SignalError(SafevlaError):
 
 
 class PolicyError(SafevlaError):
-    """A policy that cannot be made or queried."""
+    """A policy that cannot be created or queried."""
 
 
 class InvalidActionError(PolicyError):
-    """An action that must not reach the simulator."""
+    """An invalid action, which does not reach the simulator, such as one with NaN."""
 
 
 class ReplyError(PolicyError):
-    """A policy server's reply that its dialect cannot read. If the first reply is such, the server is not used."""
+    """A policy server's reply that cannot be read. For the first reply, `ServerRefusedError` replaces this error."""
 
 
 class ServerRefusedError(PolicyError):
-    """A policy server that answers but cannot be used: it needs another key, or has another kind or convention."""
+    """A policy server that answers but cannot be used: it requires another key or dialect, or is of another kind."""
 
 
 class ServerLostError(PolicyError):
@@ -108,7 +108,7 @@ class ServerUnreachableError(ServerLostError):
 
 
 class PluginError(SafevlaError):
-    """An installed plug-in that fails to load; names its distribution."""
+    """An installed plug-in that fails to load. The message names the plug-in's distribution."""
 
 
 class TimeUpError(SafevlaError):

@@ -1,8 +1,8 @@
-"""The memory limit while untrusted files are read; the operating system enforces it.
+"""The memory limit while untrusted files are read, which the operating system enforces.
 
 In every format a few bytes can expand to gigabytes, and the sizes that a file states are not reliable. So each reader
-runs within `limit_memory`, which lowers the process's soft limit RLIMIT_DATA during the block. An allocation beyond the
-limit fails, and `limit_memory` raises an error about the file.
+runs within `limit_memory`, which lowers the process's soft limit RLIMIT_DATA during its `with` block. An allocation
+beyond the limit fails, and `limit_memory` raises an error about the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATM = "/proc/self/statm"
 
 
 def read_budget() -> int:
-    """Return the memory that reading may use [bytes]. Raises `SafevlaError` if the setting is not a number above 0."""
+    """Return the memory that reading may use [bytes]. Raises `SafevlaError` if `SETTING` holds no positive number."""
     text = os.environ.get(SETTING, "")
     try:
         gib = float(text or DEFAULT_GIB)
@@ -70,12 +70,13 @@ class _DataLimit:
         import resource
 
         if (pyarrow := sys.modules.get("pyarrow")) is not None:
-            pyarrow.allocate_buffer(1)  # its allocator reserves 1 GiB on first use
+            pyarrow.allocate_buffer(1)  # pyarrow's allocator reserves 1 GiB on first use
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
-        # The limit counts address space. Allocators reserve more than they use (pyarrow: 1 GiB), and reading could use
-        # the reserve. So the limit is based on resident memory, unless the process has reserved very much.
+        # RLIMIT_DATA counts reserved memory, of which allocators use only a part (pyarrow reserves 1 GiB). A reader
+        # could fill the unused part without reaching a limit above the reserved size. So the limit is based on the
+        # used (resident) memory, unless the process has reserved very much.
         limit = max(resident - shared + budget, data + budget // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(bound != resource.RLIM_INFINITY and bound <= limit for bound in (soft, hard)):
@@ -88,9 +89,10 @@ _LIMIT = _DataLimit()
 
 @contextmanager
 def limit_memory(file: object) -> Iterator[None]:
-    """Limit this process's memory to its current size plus `read_budget` while the block reads an untrusted file.
-    Blocks may be nested and run in several threads: the first sets the limit, the last restores the former one. Do not
-    yield inside a block; use `limit_each`. Raises `DamageError`, which names the file, if memory runs out.
+    """Limit this process's memory to its current size plus `read_budget` while the `with` block reads an untrusted
+    file. Blocks may be nested and run in several threads: the first block sets the limit, the last block restores the
+    former limit. Do not yield inside a block; use `limit_each`. Raises `DamageError`, which names the file, if memory
+    runs out.
     """
     _LIMIT.enter()
     try:
@@ -109,7 +111,7 @@ def _is_exhaustion(error: Exception) -> bool:
     match error:
         case MemoryError():  # includes NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`
             return True
-        case SystemError():  # CPython 3.11 loses the MemoryError of some imports
+        case SystemError():  # CPython 3.11 replaces the MemoryError of some imports by a SystemError
             return "without exception set" in str(error) or "without setting an exception" in str(error)
         case ImportError() | RuntimeError():
             return re.search("failed to map segment|annot allocate|can't start new thread", str(error)) is not None
@@ -123,7 +125,7 @@ def memory_error(file: object) -> DamageError:
     gib = read_budget() / (1 << 30)
     return DamageError(
         f"reading needs more memory than the limit of {gib:g} GiB",
-        remedy=f"Do not trust a small file that needs so much. If you do: {SETTING}={2 * gib:g}.",
+        remedy=f"A small file that needs so much memory may be malicious. If you trust it, set {SETTING}={2 * gib:g}.",
         place=Place(file=str(file)),
     )
 
