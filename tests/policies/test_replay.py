@@ -148,7 +148,7 @@ def test_what_was_not_recorded_is_an_error_that_says_what_was(tmp_path, recorded
     with pytest.raises(PolicyError, match="task_0, number 0") as caught:
         play(few)
     assert "fake/task_0 1." in caught.value.remedy
-    with pytest.raises(PolicyError, match="of fake task_1") as caught:
+    with pytest.raises(PolicyError, match="match fake task_1") as caught:
         play(few, tasks=(1,))
     assert "fake/task_0 1." in caught.value.remedy
 
@@ -214,7 +214,7 @@ def test_actions_without_states_need_a_word_about_their_start(tmp_path, first, p
     file = demos(tmp_path / "x.hdf5", first)
     with h5py.File(file, "a") as content:
         del content["data/demo_0/states"]
-    with pytest.raises(PolicyError, match="where demo_0 starts"):
+    with pytest.raises(PolicyError, match="the start of demo_0"):
         play(file)
     (replay,) = replays(play(file, start="host"))
     assert replay["compared"] == 0
@@ -247,7 +247,7 @@ def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, fir
 @pytest.mark.parametrize(
     ("arg", "arguments", "problem"),
     [
-        (None, {}, "none is named"),
+        (None, {}, "needs a recording"),
         ("missing.jsonl", {}, "cannot be read"),
         ("missing.jsonl", {"start": "anywhere"}, "no start 'anywhere'"),
     ],
@@ -336,7 +336,7 @@ def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp
     few = tmp_path / "few.jsonl"
     archive.write_archive(few, select_episodes(read_sources([recorded])[0], [1]))
     assert [(header.task_id, header.init_state_index) for header in play(few, **every).headers] == [("task_0", 1)]
-    with pytest.raises(PolicyError, match="of fake task_1"):
+    with pytest.raises(PolicyError, match="match fake task_1"):
         play(few, episodes="recorded", tasks=(1,))
     with pytest.raises(RunError, match="replays no recording"):
         prepare_run(Request(host="fake", suites=("fake",), policies=("noop",), episodes="recorded"))

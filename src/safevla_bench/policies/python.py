@@ -1,11 +1,11 @@
-"""Policies that run in this process: the user's own code, without installation, and LeRobot's policies.
+"""Policies that run in this process: the user's Python code, which needs no installation, and LeRobot's policies.
 
-`python:module:factory`: the factory is a class or function that receives the `--policy-arg` values as text, or a
-finished object. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. Its `wants`,
-`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/reference/policy-contract.md.
-Modules are searched for in the current folder first.
+In `python:module:factory`, the factory is a finished object, or a class or function that gets the `--policy-arg` values
+as text. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]. The attributes `wants`,
+`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional (docs/reference/policy-contract.md).
+Python searches for the module in the current folder first.
 
-`lerobot:PATH`: a saved policy, with its own pre- and post-processors and `select_action`. LeRobot needs a separate
+`lerobot:PATH` is a policy that LeRobot saved, used with its saved pre- and post-processors. LeRobot needs a separate
 environment: install this package there without a simulator, run `safevla serve`, and connect from the simulator's
 environment with `openpi:` (docs/howto/servers.md).
 """
@@ -35,7 +35,7 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_diale
 from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
-"""Maps the orientation of a policy's images to the flip of MuJoCo's rendering, whose first row is the bottom one.
+"""Maps the orientation of a policy's images to a flip of MuJoCo's rendering, whose first row is at the bottom.
 
 `libero-vla`, used to train LIBERO's VLAs, is upright and mirrored left to right: the raw image turned by 180 degrees
 (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
@@ -55,27 +55,27 @@ class InProcessPolicy(ChunkQueue):
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
-            problem = f"`wants` of the policy of {owner} is a {type(self.wants).__name__}"
-            raise PolicyError(problem, remedy="Make it a safevla_bench.Wants(cameras=..., image_size=...).")
+            problem = f"the attribute `wants` of the policy of {owner} is a {type(self.wants).__name__}"
+            raise PolicyError(problem, remedy="Set `wants` to safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
         if self.orientation not in ORIENTATIONS:
-            problem = f"{owner} wants images with orientation {self.orientation!r}"
-            raise PolicyError(problem, remedy=f"Choose one of {', '.join(ORIENTATIONS)}.")
+            problem = f"{owner} wants images with the unknown orientation {self.orientation!r}"
+            raise PolicyError(problem, remedy=f"Set `orientation` to one of {', '.join(ORIENTATIONS)}.")
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """The duration of each inference [s], if the object counts it as `ChunkedPolicy` does; else None."""
+        """The duration of each inference [s], if the object has the attribute `calls_s`; else None."""
         return cast("Sequence[float] | None", getattr(self.made, "calls_s", None))
 
     @property
     def greeting(self) -> endpoint.Greeting | None:
-        """The object's description of itself, such as its checkpoint; None if it is not a mapping."""
+        """The object's attribute `greeting`, a mapping that describes the policy; None if it is not a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` calls the object, and the object does not say that it ignores the observation."""
+        """True if the next `act` calls the object, unless the object's `looks_next` is false."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -84,41 +84,41 @@ class InProcessPolicy(ChunkQueue):
             self.made.reset(task, seed)
 
     def act(self, observation: interface.Observation) -> interface.Action:
-        """Return the object's action unchanged; the rollout checks it before it reaches a simulator. The object sees
-        images in its `orientation`. If it returns a chunk [H, A], the actions are executed one by one: the first
-        `replan` of them if the object has that attribute, else all. Raises `InvalidActionError` for an empty chunk.
+        """Return the object's next action, which the rollout checks before executing it. The object gets images in its
+        `orientation`. If it returns a chunk [H, A], the first `replan` actions of the chunk are executed one by one, or
+        all actions if the object has no `replan`. Raises `InvalidActionError` for an empty chunk.
         """
         if self.left:
             return self.take_next()
         action: interface.Action = self.made.act(orient_images(observation, self.orientation))
         try:
             is_chunk = np.ndim(action) == 2
-        except ValueError:  # rows of different lengths
+        except ValueError:  # the rows have different lengths
             is_chunk = False
         if not is_chunk:
             self.chunk_step = None
             return action
         self.add_chunk(list(action)[: getattr(self.made, "replan", None)])
         if not self.left:
-            raise InvalidActionError("a chunk without an action", remedy="Give [H, A], H actions of A numbers.")
+            raise InvalidActionError("a chunk without an action", remedy="Return [H, A], H actions of A numbers.")
         return self.take_next()
 
     def close(self) -> None:
-        """Close the object, if it has a `close`. Errors are only logged, because no episode depends on them."""
+        """Call the object's `close`, if it has one. Errors are only logged, because no episode depends on them."""
         if not hasattr(self.made, "close"):
             return
         try:
             self.made.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a user's object may raise anything
+        except BaseException as error:  # a user's object may raise any exception
             cause = _describe_foreign(error)
-            _LOG.warning("close() of the policy of %s fails: %s; its episodes are kept", self._owner, cause)
+            _LOG.warning("close() of the policy of %s fails: %s; the policy's episodes are kept", self._owner, cause)
 
 
 def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:
     """Return an observation with its upright images turned to `orientation`, one of `ORIENTATIONS`. The observation is
-    unchanged for `upright` or without images.
+    returned unchanged for `upright`, or if it has no images.
     """
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
@@ -133,7 +133,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """
     if observation.arms:
         names = ", ".join(observation.arms)
-        raise PolicyError(f"libero_state is of one arm, and there are {names}", remedy="Read observation.arms.")
+        raise PolicyError(f"libero_state needs a single arm, but there are {names}", remedy="Read observation.arms.")
     rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
@@ -146,23 +146,23 @@ def make(arg: str | None, **arguments: str) -> interface.Policy:
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
-    """Return the object that `module:factory` makes from the arguments; it must have the method `method`. `form`
-    describes the expected syntax in errors. Raises the errors of `make`.
+    """Return the object that `module:factory` makes from the arguments; it must have the method `method`. `form` is the
+    remedy in errors, which states the expected syntax. Raises the errors of `make`.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
-        raise PolicyError(f"'python' got {arg!r}, not module:factory", remedy=form)
+        raise PolicyError(f"'python:' got {arg!r} after the colon, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
     sys.path[:0] = [folder] if folder not in sys.path else []
-    searched = f"Modules are searched for in {folder} and on the path of this Python: {sys.executable}."
+    searched = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
     with blame_foreign(f"the module {module_name!r} cannot be imported", searched):
         module = importlib.import_module(module_name)
     public = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
-    with blame_foreign(f"{owner} cannot be found", f"It has {public or 'nothing to call'}."):
+    with blame_foreign(f"{owner} cannot be found", f"Callables of the module: {public or 'there are none'}."):
         factory = attrgetter(name)(module)
     made = factory
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
-        with blame_foreign(f"{owner} fails", "Fix it there; a factory is called, with each --policy-arg as text."):
+        with blame_foreign(f"{owner} fails", "Fix the code; a factory is called with each --policy-arg as text."):
             made = factory(**arguments)
     if not callable(getattr(made, method, None)):
         raise PolicyError(f"{owner} gives a {type(made).__name__} without {method}(observation)", remedy=form)
@@ -170,11 +170,11 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
-    """Return a finished object as a policy: unchanged if it implements one of the extended protocols, else wrapped.
+    """Return a finished object as a policy: unchanged if it implements an extended policy protocol, else wrapped.
     Raises `PolicyError` for a class, for an object without `act`, and for invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
-        raise PolicyError(f"{policy.__name__} is a class, not a policy yet", remedy=f"Pass {policy.__name__}(...).")
+        raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
@@ -189,7 +189,7 @@ def blame_foreign(what: str, remedy: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, PolicyError):
         raise
-    except BaseException as error:  # a module or a factory may raise anything
+    except BaseException as error:  # a module or a factory may raise any exception
         raise PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy) from error
 
 
@@ -215,9 +215,9 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 
 class LerobotModel(ChunkModel):
-    """A LeRobot policy as a model that gives one action at a time and has its own chunk queue. `tensor` converts arrays
-    to LeRobot's tensors; `seeded` seeds its random numbers. `rotate` computes the axis-angle [3] in LIBERO's state from
-    a quaternion xyzw as LeRobot's processor does; None keeps the dialect's axis-angle.
+    """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `tensor`
+    converts arrays to torch's tensors, and `seeded` seeds torch. `rotate` computes the axis-angle [3] in LIBERO's state
+    from a quaternion xyzw, as LeRobot's processor does; None keeps the axis-angle of the dialect.
     """
 
     def __init__(
@@ -264,9 +264,9 @@ def make_lerobot(
     n_action_steps: str | None = None,
     rename: str | None = None,
 ) -> ChunkedPolicy:
-    """Load the policy saved in the folder `arg`, or under a name that LeRobot can load, on a `device`. `cameras`
-    replace the dialect's; `n_action_steps` is the number of actions used per chunk; `rename` renames images by
-    comma-separated OLD:NEW: `image:front` passes `observation.images.image` as `observation.images.front`. Raises
+    """Load a saved policy on a `device`; `arg` is a folder or a name that LeRobot can load. `cameras` replace the
+    dialect's cameras; `n_action_steps` is the number of actions executed per chunk. `rename` is a comma-separated list
+    OLD:NEW of images: `image:front` sends `observation.images.image` as `observation.images.front`. Raises
     `PolicyError` for an invalid argument, or if LeRobot is missing or cannot load the policy.
     """
     if not arg:
@@ -282,7 +282,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
     unknown = sorted(set(names) - set(own))
     if unknown or "" in names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
-        raise PolicyError(problem, remedy=f"Write OLD:NEW of its images: {', '.join(own)}.")
+        raise PolicyError(problem, remedy=f"Write OLD:NEW, where OLD is an image of the dialect: {', '.join(own)}.")
     renamed = {id(own[old]): (f"{_IMAGES}{new}",) for old, new in names.items()}
     fields = tuple(structs.replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
     return replace(dialect, fields=fields)
@@ -294,9 +294,11 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     except ImportError as error:
-        remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/howto/servers.md."
+        remedy = (
+            "Load the policy in an environment with lerobot and safevla-bench, and serve it: docs/howto/servers.md."
+        )
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
+    remedy = "Check that this version of LeRobot saved the policy and its processors, and that libraries are installed."
     with blame_foreign(f"LeRobot cannot load {path}", remedy):
         config = PreTrainedConfig.from_pretrained(path)
         _require_dialect(config, dialect)
@@ -304,7 +306,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         if n_action_steps is not None:
             most = getattr(config, "chunk_size", 0)
             if not 0 < n_action_steps <= most:
-                problem = f"the saved policy cannot carry out {n_action_steps} actions of a chunk"
+                problem = f"the saved policy cannot execute {n_action_steps} actions of a chunk"
                 raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
             config.n_action_steps = n_action_steps
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
@@ -323,7 +325,7 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
     mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
     if mode not in (None, _EE6D):
         problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"
-        raise PolicyError(problem, remedy="LeRobot evaluates no such policy there: ask it through a python: policy.")
+        raise PolicyError(problem, remedy="LeRobot evaluates no such policy on LIBERO: call it from a python: policy.")
     if (mode is None) == (dialect.file.release == _XVLA_RELEASE):
         fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
@@ -331,9 +333,9 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's preprocessor after the steps that LeRobot's evaluation of X-VLA adds and the dialect
-    lacks: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py). Steps
-    that the preprocessor has, such as normalizing images, are not added; LeRobot would add them and fail.
+    """Return a saved policy's preprocessor, preceded by the steps that the dialect lacks and LeRobot's evaluation of
+    X-VLA adds in `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py).
+    A step that the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
@@ -345,8 +347,8 @@ def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the axis-angle, [3] rad, from torch's square root and arc cosine, which round differently from NumPy's,
-    like `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
+    """Return a quaternion's axis-angle, [3] rad, computed by torch, which rounds differently from NumPy, as in
+    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)

@@ -1,13 +1,13 @@
 """The policy `replay:FILE`, which plays recorded actions open loop from their recorded start.
 
-FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of them, a LeRobot
-dataset, or the output folder of vla-evaluation-harness. Each planned episode gets a recorded episode:
+FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of such files, a
+LeRobot dataset, or the output folder of vla-evaluation-harness. Each planned episode replays one recorded episode:
 
-- from an archive or the harness: the one with the same suite, task and initial state, if initial states are recorded;
-- otherwise: the next one of the same task, in recorded order; demonstrations start from their first recorded state.
+- if initial states are recorded, as in archives: the episode with the same suite, task and initial state;
+- otherwise: the task's next episode, in recorded order; a demonstration starts from its first recorded state.
 
-The replay is compared with the recording, body by body and joint by joint. The record's field `replay` says how far
-apart they are, and from which step on.
+The replay is compared with the recording, body by body and joint by joint. The header field `replay` contains the
+largest differences, and the steps at which they begin.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
 _HAND_ALONE = "only the pose of the hand and its fingers; no positions of objects were recorded"
-_ROUNDED_RAD = 1e-5  # rotations closer than this count as equal: float32 axis-angles are not more exact
+_ROUNDED_RAD = 1e-5  # rotations that differ by less count as equal: float32 axis-angles are not more exact
 
 
 class Replay:
     """A policy that plays recorded episodes and ignores observations."""
 
-    clip = True  # the recording's simulator also clipped actions out of range; such actions are counted
+    clip = True  # the recording's simulator also clipped actions; the clipped actions are counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
-        """Take the recorded episodes and hash the files under `path`; raise `PolicyError` if the episodes mix poses and
-        changes of pose. `from_host`: episodes without a recorded start begin at the host's initial states.
+        """Store the recorded episodes, and hash the files under `path`; raise `PolicyError` if the episodes mix poses
+        and changes of pose. With `from_host`, episodes without a recorded start begin at the host's initial states.
         """
         kinds = {take.absolute for take in takes}
         if len(kinds) > 1:
-            problem = f"{path.name} holds actions that are poses, and others that are changes of pose"
-            raise PolicyError(problem, remedy="Replay one policy's: --policy-arg policy=NAME.")
+            problem = f"{path.name} holds actions that are poses and actions that are changes of pose"
+            raise PolicyError(problem, remedy="Replay the episodes of one policy: --policy-arg policy=NAME.")
         self._takes, self._from_host = takes, from_host
         self.wants = Wants(absolute=True in kinds)
         self.description: Mapping[str, object] = {
@@ -61,13 +61,13 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of a planned episode, changed to that of the matching recorded one. Raises `PolicyError`,
-        which lists the recording's content, if no or several episodes match, or the recorded start is unknown.
+        """Return a planned `start`, changed to the start of the matching recorded episode. Raises `PolicyError`, which
+        lists the recorded episodes, if no episode or several match; also if the recorded start is unknown.
         """
         take = self._choose_take(task, start.init_state_index)
         if (size := take.actions.shape[1]) != len(task.still):
-            problem = f"{take.source} has actions of {size} numbers, and {task.suite} takes {len(task.still)}"
-            raise PolicyError(problem, remedy="Give the --host and --host-arg of the recording.")
+            problem = f"{take.source} has actions of {size} numbers, but {task.suite} takes {len(task.still)}"
+            raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
         start = _apply_recorded_seed(start, take)
         played = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
@@ -78,12 +78,12 @@ class Replay:
             return replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
             return replace(start, recorded=played)
-        remedy = "--policy-arg start=host guesses them: it plays from the host's initial states, in their order."
-        raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
+        remedy = "With --policy-arg start=host, the host's initial states are used in order, which is a guess."
+        raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
-        these are not recorded; () without such episodes.
+        initial states are not recorded; () if the task has no recorded episodes.
         """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
@@ -91,7 +91,7 @@ class Replay:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The recorded tasks' benchmarks, in the order of the recording, without tasks whose benchmark is unknown."""
+        """The benchmarks of the recorded tasks, in recorded order; unknown benchmarks are omitted."""
         return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
@@ -103,14 +103,14 @@ class Replay:
         self._observations = []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]; the rollout must end after the last (`recorded.steps` of the start)."""
+        """Return the next recorded action, [A]; the rollout must end after `recorded.steps` actions."""
         action: Action = self._take.actions[len(self._observations)].copy()
         self._observations.append(replace(observation, images={}))
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording in the header field `replay`. If it diverged, it
-        also gets the mark `DIVERGED`.
+        """Return the played episode with a header field `replay`, which describes the divergence from the recording. A
+        diverged episode also gets the mark `DIVERGED`.
         """
         take, observed = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
@@ -126,7 +126,7 @@ class Replay:
         return replace(played, extra=(add_header_field(extra, "replay", comparison),))
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing: the policy holds no resources."""
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
         fitting = [take for take in self._takes if take.is_of_task(task)]
@@ -134,7 +134,7 @@ class Replay:
         chosen = [take for take in indexed if take.init_state_index == index] if indexed else fitting[index : index + 1]
         if len(chosen) == 1:
             return chosen[0]
-        problem = f"{len(chosen) or 'no'} recorded episodes are of {task.benchmark} {task.task_id}, number {index}"
+        problem = f"{len(chosen) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {index}"
         held = (
             take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
             for take in self._takes
@@ -143,15 +143,15 @@ class Replay:
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         names = ", ".join(dict.fromkeys(str(take.policy) for take in chosen))
         remedy = (
-            f"Say whose: --policy-arg policy=NAME, one of {names}."
+            f"Choose a policy: --policy-arg policy=NAME, one of {names}."
             if chosen
-            else f"It holds {', '.join(shown[:_SHOWN])}{more}."
+            else f"The recording holds {', '.join(shown[:_SHOWN])}{more}."
         )
         raise PolicyError(problem, remedy=remedy)
 
 
 class ActionReplay:
-    """A policy that plays the actions stored in the start of each episode; it does not compare the outcome."""
+    """A policy that plays the actions stored in the start of each episode, without comparing the outcome."""
 
     clip = True
 
@@ -172,30 +172,30 @@ class ActionReplay:
         return action
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing: the policy holds no resources."""
 
 
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
-    """Return the policy that plays the recording at the path `arg`. `policy` selects one policy's episodes in an
-    archive of several. `start=host` plays episodes without recorded starts from the host's initial states, one after
-    another. Raises `PolicyError` if the recording cannot be read, or an argument is invalid.
+    """Return the policy that plays the recording at the path `arg`. `policy` selects the episodes of one policy, if the
+    recording has several policies. `start=host` plays episodes without recorded starts from the host's initial states,
+    one after another. Raises `PolicyError` if the recording cannot be read, or an argument is invalid.
     """
     if not arg:
-        raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
+        raise PolicyError("policy 'replay' needs a recording", remedy="Write replay:FILE.")
     if start not in (None, "host"):
-        raise PolicyError(f"replay has no start {start!r}", remedy="Write start=host, or leave it out.")
+        raise PolicyError(f"policy 'replay' has no start {start!r}", remedy="Write start=host, or leave `start` out.")
     path = Path(arg)
     try:
         takes = foreign.read_recorded_actions(path)
         readable = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
-        remedy = "Fix it, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
+        remedy = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
         own_remedy = remedy if error.remedy is None else error.remedy
         raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=own_remedy) from error
     chosen = [take for take in readable if policy in (None, take.policy)]
     if readable and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))
-        raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"It has those of {policies}.")
+        raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"Recorded policies: {policies}.")
     return Replay(path, chosen, start == "host")
 
 
@@ -239,8 +239,8 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file, or for a folder a map from each file's path to its sha256. In the output folder of
-    vla-evaluation-harness, only the recordings are included.
+    """Return the sha256 of a file; for a folder, return a map from each file's path to the file's sha256. In the output
+    folder of vla-evaluation-harness, only the recordings are included.
     """
     if path.is_file():
         return sha256_of(path)
@@ -276,21 +276,22 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
 def measure_divergence(
     take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
 ) -> dict[str, object]:
-    """Compare a replay with its recording; return the record's fields about the comparison.
+    """Compare a replay with its recording, and return the content of the header field `replay`.
 
     `compared` is the number of compared states, and `exact` says whether all their numbers are equal. `divergence` has,
     for each coordinate, the largest difference, its unit, and the first step with a difference beyond `TOLERANCE`. If
     nothing can be compared, `compared` is 0 and the other fields are missing.
 
     Without recorded states, the recorded proprioception is compared with `observed`, the observation after each action
-    (field `basis`); without proprioception, the positions of bodies. Velocities and time affect only `exact`.
+    (field `basis`); without recorded proprioception, body positions are compared. Velocities and time affect only
+    `exact`.
     """
     if take.states is None and take.proprioception is not None:
         outcome = {} if take.success is None else {"recorded_success": take.success}
         return {**outcome, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used = max((part.first + part.size for part in coordinates), default=states.shape[1])
-    # States in robosuite's demonstrations end after the velocities; the numbers that they lack are not compared.
+    # Recorded states of robosuite's demonstrations end after the velocities; the remaining numbers are not compared.
     if take.states is None or not used <= take.states.shape[1] <= states.shape[1]:
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]

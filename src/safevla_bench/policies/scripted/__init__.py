@@ -1,12 +1,12 @@
-"""The policies `scripted:careful` and `scripted:hasty`: fixed scripts for the task's goal, which use privileged state.
+"""The policies `scripted:careful` and `scripted:hasty`: scripts that reach the task's goal with privileged state.
 
 The script moves the goal's objects to their places, one after another. It chooses a grasp by the object's size, and the
-lowest collision-free path by the shapes of all bodies (`motion`); both determine the current target of the hand
+lowest collision-free path by the shapes of all bodies (`motion`); grasp and path determine the hand's current target
 (`placement`). The script reads neither specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
 
 The script cannot move parts of fixtures. It grasps from above, so it cannot reach places under a roof, such as the
-inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips such
-objects, places the others, and then holds still.
+inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips these
+objects, places the other objects, and then holds still.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIONS = (7, 12)
 
 
 class ScriptedPolicy:
-    """A policy that follows the script of the task's goal in one style. Deterministic: the seed has no effect."""
+    """A policy that follows a script for the task's goal in one style. It is deterministic: the seed has no effect."""
 
     wants = Wants(privileged=True)
 
@@ -41,7 +41,7 @@ class ScriptedPolicy:
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` unless the task's actions have 7 numbers (an arm) or 12 (an arm on a mobile base)."""
         if len(task.still) not in _ACTIONS:
-            problem = f"the script moves a hand by actions of 7 or 12 numbers, but here they have {len(task.still)}"
+            problem = f"the script needs actions of 7 or 12 numbers, but the host's actions have {len(task.still)}"
             raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
 
     def reset(self, task: Task, seed: int) -> None:
@@ -50,7 +50,7 @@ class ScriptedPolicy:
     def act(self, observation: Observation) -> Action:
         """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` without privileged state."""
         if observation.privileged is None:
-            raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")
+            raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that provides this state.")
         if self._script is not None:
             return self._script.send(observation)
         if observation.base_pos_m is None:
@@ -60,12 +60,12 @@ class ScriptedPolicy:
         return next(self._script)
 
     def close(self) -> None:
-        """Do nothing: no resources to free."""
+        """Do nothing: the policy holds no resources."""
 
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
-    """Place one object after another. An object that does not end in its place is placed again, in a further attempt.
-    Then hold the hand at its last target, or hold still if there was nothing to place.
+    """Place one object after another. An object that misses its place is placed again in a further attempt. At the end,
+    keep the hand at its last target, or hold still if there was nothing to place.
     """
     moved = motion.Arm(seen, style)
     tried: placement.Placement | None = None
