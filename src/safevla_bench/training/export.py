@@ -40,8 +40,8 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
-# Records are evenly spaced if the time of record k differs from k control steps after record 0 by at most this, in
-# control steps.
+# Tolerance [control steps] of the check that records are evenly spaced: the largest difference of record k's time from
+# k control steps after record 0.
 _EVEN = 1e-3
 
 
@@ -139,7 +139,7 @@ def _frame_rate(judged: Judged) -> int:
         problem = (
             f"control steps of {', '.join(map(str, sorted(steps)))} s do not give one whole number of frames per second"
         )
-        raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one such rate.")
+        raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one suitable control step.")
     return rate
 
 
@@ -186,7 +186,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    """Return the columns of the policy's actions (the executed ones if no filter changed any) and chunk steps."""
+    """Return the columns of the policy's actions (the executed actions if no filter changed any) and chunk steps."""
     own, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     action = _recorded_columns(episode)["action"]
     steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)
@@ -285,7 +285,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
     except KeyError as error:  # MuJoCo's error lists the camera names; no other episode would have this camera either
         problem = f"there is no camera {name!r}: {error.args[0]}"
-        raise SafevlaError(problem, remedy="Choose another with --cameras.") from None
+        raise SafevlaError(problem, remedy="Choose another camera with --cameras.") from None
 
 
 # The description of the dataset, for people and programs

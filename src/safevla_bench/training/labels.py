@@ -22,15 +22,15 @@ from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.trajectory.batch import Batch
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
-"""Values of `safe` for a record: no clause is violated in it, some clause is, or this is unknown.
+"""Values of `safe` for a record: no clause is violated, some clause is violated, or this is unknown.
 
-It is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record with a lost
-body if some clause may be violated and none is known to be."""
+`safe` is unknown in all records of an episode in which no clause has a verdict. It is also unknown in a record with a
+lost body if some clause may be violated and no clause certainly is."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLabels:
-    """Labels of N records, by C clauses: the scored specifications, in library order."""
+    """Labels of N records for C clauses, which are the scored specifications in library order."""
 
     margin: NDArray[np.float64]
     """Margin of each clause in each record, in the clause's unit, negative if violated, [N, C].
@@ -88,8 +88,8 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
-    why = "labels and costs of records are known record by record, and ends of phases are not"
-    ruleset.require_whole(why, "Leave it out for labels, and for gates on cost.")
+    why = "labels and costs must be known at each record, but the ends of phases are not"
+    ruleset.require_whole(why, "Leave this option out for labels, and for gates on cost.")
     record_fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
     records, episode = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((records, len(columns)), np.nan)

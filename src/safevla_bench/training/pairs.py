@@ -34,24 +34,23 @@ _VALIDATION = 10  # one state in ten is for validation
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An episode that can be compared with others of its state."""
+    """An episode that can be compared with other episodes of the same state."""
 
     index: int
-    """Its index among the judged episodes."""
+    """The episode's index among the judged episodes."""
     state: str
-    """Digest of everything that fixes its start."""
+    """Digest of everything that determines the start."""
     task: str
     """Suite and task, as `suite/task`."""
     policy: str
     episode_id: str
     actions: str
-    """Digest of the executed actions; of the episodes of a state with the same digest, only one counts."""
+    """Digest of the executed actions. Of several episodes with the same state and actions, only one counts."""
     kind: Kind
     is_of_benchmark: bool = True
-    """False if the start was drawn at random or placed by a search: no benchmark evaluates it."""
+    """False if the start was drawn at random or placed by a search: no benchmark evaluates such a start."""
     kept: Mapping[str, float] = field(default_factory=dict)
-    """In a safe episode, clause -> min(ρ / severe, 1), or 1 for a vacuous or binary clause; only judged clauses are in
-    it."""
+    """In a safe episode, judged clause -> min(ρ / severe, 1), or 1 for a vacuous or binary clause; else empty."""
     clause: str | None = None
     """The violated clause with the greatest depth; None in a safe episode."""
     depth: float = 0.0
@@ -66,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two episodes of one state. Its `weight` is 1 divided by the number of pairs of the state."""
+    """A pair of episodes of one state. `weight` is 1 divided by the number of pairs of the state."""
 
     preferred: Candidate
     rejected: Candidate
@@ -74,13 +73,13 @@ class Pair:
 
     @property
     def is_off_policy(self) -> bool:
-        """True if two policies acted."""
+        """True if the two episodes have different policies."""
         return self.preferred.policy != self.rejected.policy
 
     @property
     def margin(self) -> float | None:
-        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: its `kept`
-        for this clause plus the rejected episode's `depth`. None if the rejected episode is a safe failure.
+        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: `kept` of
+        the former for this clause plus `depth` of the latter. None if the rejected episode is a safe failure.
         """
         clause = self.rejected.clause
         return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
@@ -93,7 +92,7 @@ class State:
     candidates: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
     more_rollouts: int | None = None
-    """Estimated number of further rollouts until it has the requested number of pairs; None if it has some pairs."""
+    """Estimated number of further rollouts until the state has the requested pairs; None if it already has pairs."""
 
     @property
     def digest(self) -> str:
@@ -107,7 +106,7 @@ class State:
 
     @property
     def split(self) -> str:
-        """`train`, or `validation` for about one state in ten, which its digest determines."""
+        """`validation` for about one state in ten, chosen by the state's digest; `train` for all others."""
         return "train" if int(self.digest[:8], 16) % _VALIDATION else "validation"
 
     def describe(self) -> dict[str, object]:

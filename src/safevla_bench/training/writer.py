@@ -81,7 +81,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of the values, [width] each. For pictures they are by color, from 0 to 1, [3, 1, 1]."""
+        """Return the statistics of the values, [width] each; for pictures, of each color from 0 to 1, [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
@@ -92,8 +92,8 @@ class FrameColumn:
 
 
 def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
-    """Join the statistics of two sets of frames as LeRobot does. The result is exact except for quantiles: these are
-    the smaller of the two values up to the median, and the larger one above it.
+    """Join the statistics of two sets of frames as LeRobot does. The result is exact except for quantiles: up to the
+    median, the smaller of the two values is used; above the median, the larger value.
     """
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
@@ -146,8 +146,8 @@ class DatasetWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of frames, known once an episode was added. From its metadata, the library `datasets` learns
-        which columns are pictures.
+        """The columns of frames, known once an episode was added. The metadata of the schema says which columns are
+        pictures; the library `datasets` reads them.
         """
         shown = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
         pictures = {name: {"_type": "Image"} for name, feature in shown.items() if feature.dtype == "image"}
@@ -165,7 +165,7 @@ class DatasetWriter:
         if self.features and features != self.features:
             names = {**self.features, **features}
             differing = ", ".join(name for name in names if self.features.get(name) != features.get(name))
-            problem = f"its {differing} differ from those of earlier episodes"
+            problem = f"the episode's {differing} differ from those of earlier episodes"
             raise RunError(problem, remedy="A dataset has episodes of one robot: export each robot separately.")
         self.features = features
         if self._frames_writer is None:

@@ -274,7 +274,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     selects the policy if the sources have several. Raises the errors of `compare_published`, and `RunError` for several
     policies or phases.
     """
-    judged.ruleset.require_whole(NOT_PHASED, "Compare without these rules.")
+    judged.ruleset.require_whole(NOT_PHASED, "Compare without --set applicability=phased.")
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
     chosen = [policy for policy in names if not policies or policy in policies]
@@ -304,7 +304,9 @@ def build_board(
     if ruleset.is_ablation:
         remedy = "Judge with applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
-    ruleset.require_whole("boards rank results of the paper's reading", "Make the board without these rules.")
+    ruleset.require_whole(
+        "boards rank results of the paper's reading", "Make the board without --set applicability=phased."
+    )
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
