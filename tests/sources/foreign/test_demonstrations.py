@@ -301,7 +301,7 @@ def test_numbers_of_another_file_are_not_read(tmp_path):
 ONE_DEMO = {"name": "demo_0", "actions": [9, 7], "states": None, "suite": None, "task": None, "instruction": None}
 ONE_DEMO["fixtures"] = []
 CHILDREN = {
-    "import os; os.abort()": r"crashed while reading it \(SIGABRT\)",
+    "import os; os.abort()": r"crashed while reading the file \(SIGABRT\)",
     "while True: pass": "took more than 1 s",
     "raise SystemExit(3)": "exit code 3",
     "print('{\"error\": null}')": "needs more memory than",

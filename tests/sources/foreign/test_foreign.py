@@ -45,7 +45,7 @@ def harness(path, *rows, metadata="{}"):
     return path
 
 
-@pytest.mark.parametrize(("count", "remarks"), [(4, ()), (5, ("the file counts 5 episodes, but lists 4",))])
+@pytest.mark.parametrize(("count", "remarks"), [(4, ()), (5, ("the file states 5 episodes, but lists 4",))])
 def test_lerobot_s_episodes_are_counted_one_by_one_and_another_count_is_a_remark(tmp_path, count, remarks):
     path = lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": count})
     results = foreign.read_results(path)
@@ -186,7 +186,7 @@ def test_another_process_has_an_environment_of_its_own(tmp_path):
     ("statement", "problem"),
     [
         ("UPDATE step_rows SET fields = json_remove(fields, '$.action')", "LIBERO benchmark"),
-        ("DELETE FROM step_rows WHERE step_id = 3", "steps, but 91"),
+        ("DELETE FROM step_rows WHERE step_id = 3", "but has 91 rows"),
         ("UPDATE step_rows SET fields = json_set(fields, '$.action', json('[1]')) WHERE step_id = 0", "cannot be read"),
         ("UPDATE step_rows SET fields = '{' WHERE step_id = 0", "cannot be read"),
         ("UPDATE episode_results SET context = '{}'", "cannot be read"),

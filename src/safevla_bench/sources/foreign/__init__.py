@@ -1,19 +1,19 @@
 """Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
 
-These are not trajectory records: they have no contacts and no forces, so nothing is judged before it is replayed.
-Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They only give success rates, so safety
-stays unknown; unknown is never zero.
+Recorded actions come without contacts and forces, so they must be replayed before they can be judged. Results are an
+`eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Results only say which episodes succeeded, so
+safety stays unknown, which never counts as zero.
 
-The harness writes a file `recording-ID.sqlite`. These are its tables (source: harness 0.8.0, src/vla_eval/recording.py,
-orchestrator.py and benchmarks/libero/benchmark.py):
+vla-evaluation-harness writes a file `recording-ID.sqlite` with these tables (source: harness 0.8.0,
+src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
 
-    eval_metadata     per benchmark entry: configuration, and what the model server requested from the benchmark
-    episode_results   task, initial state, status and steps, in the order in which each process ran them
-    step_rows         one JSON per step: `action` [7] and `state` [8], all float32, after the action. The state is the
+    eval_metadata     one row per benchmark: its configuration, and the parameters that the model server requested
+    episode_results   one row per episode, in the order in which a process ran them: task, initial state, status, steps
+    step_rows         one JSON per step: `action` [7] and the `state` [8] after it, all float32. The state is the
                       end effector's position [3], its rotation [3] as an axis-angle, and the two fingers' positions
 
-Older files have no actions. No file has a simulator state, so a replay starts as the harness did: from an initial
-state, in an environment that was seeded once and reset a known number of times.
+Older files have no actions. No file has a simulator state, so a replay starts an episode as the harness did: from an
+initial state, in an environment that was seeded once and then reset a known number of times.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
+    """Return the episodes at a path, of demonstrations or of vla-evaluation-harness; None if the path has neither.
 
-    Raises `RecordError` if its name or first bytes are those of such a file but it cannot be read, if an HDF5 file is
+    Raises `RecordError` if a file that is one of these by its name or first bytes cannot be read, if an HDF5 file is
     missing, or if h5py is not installed.
     """
     with limit_memory(path):
@@ -52,13 +52,13 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # True and False are equal to 1 and 0
+_SUCCESSES = {0: False, 1: True}  # finds True and False too, since they equal 1 and 0
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEpisode:
-    """One episode: `suite` and `task` as the recording tool names them; `success` is None if it ended in an error."""
+    """The result of one episode. `suite` and `task` are named as in the file. `success` is None after an error."""
 
     suite: str
     task: str
@@ -68,7 +68,7 @@ class ForeignEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ForeignResults:
-    """The episodes of one file, the kind of the file, and remarks on it."""
+    """The results in one file: the file's kind, its episodes, and remarks about the file."""
 
     kind: str
     episodes: tuple[ForeignEpisode, ...]
@@ -76,7 +76,7 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path that `read_results` can read; [] if there are none. For a folder, this is
+    """Return the files of results at a path that `read_results` can read; [] if there are none. For a folder, return
     its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
     info = path / EVAL_INFO if path.is_dir() else path
@@ -102,9 +102,9 @@ def read_results(path: Path) -> ForeignResults:
 
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = load_json(read_input(path))
-    if "per_episode" in tree and "per_task" not in tree:  # lerobot before 0.4.0: src/lerobot/scripts/eval.py of v0.3.3
+    if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
         unnamed = tuple(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"])
-        remark = "a LeRobot before 0.4 wrote it, and it names neither suites nor tasks"
+        remark = "LeRobot before 0.4 wrote the file, which names neither suites nor tasks"
         return ForeignResults("LeRobot eval_info.json", unnamed, (remark,))
     episodes = tuple(
         ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
@@ -113,7 +113,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
     )
     stated = tree.get("overall", {}).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
-    remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
+    remarks = (f"the file states {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
 
 
@@ -129,7 +129,7 @@ def _read_harness(path: Path) -> ForeignResults:
     remarks = [f"{errors} episodes ended in an error and are excluded from all rates"] if errors else []
     if any(_entry_parameters(entry) for entry in entries.values()):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
-        remarks.append(f"If it contains LIBERO's actions, this command replays and judges them: {command}")
+        remarks.append(f"If the recording has actions for LIBERO, this command replays and judges them: {command}")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
@@ -167,12 +167,10 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database; []
-    if there are none.
-    """
+    """Return a folder's recordings of vla-evaluation-harness, by name; the path itself for an SQLite file; else []."""
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
-    return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []  # .db3 is a bag of ROS 2
+    return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []  # .db3: a bag of ROS 2
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
@@ -181,7 +179,7 @@ def _open_recording(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores case
+        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names ignore case in SQLite
         for name, kind in connection.execute(listed, _TABLES):
             hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if kind != "table" or hidden:
@@ -204,10 +202,10 @@ def _read_recording(path: Path) -> list[RecordedActions]:
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
     if not takes:
         remedy = (
-            "Version 0.7 or later records LIBERO's actions; leave `recording.step_fields` out, or put `action` and "
-            "`state` there."
+            "Record with vla-evaluation-harness 0.7 or later, and in its configuration either leave "
+            "`recording.step_fields` out or list `action` and `state` there."
         )
-        problem = "no episode of its LIBERO benchmark ran to its end with its actions recorded"
+        problem = "no finished episode of the LIBERO benchmark has an action in every step"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
     return takes
 
@@ -225,7 +223,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process keeps its environment while the task stays the same, and only seeds it when it is made.
+        # A process keeps its environment while the task stays the same, and seeds it only when it creates it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
@@ -237,8 +235,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             continue
         where = Place(str(path), episode=f"{task}, episode {episode_id}")
         if len(rows) != steps:
-            problem = f"{steps} steps, but {len(rows)} rows"
-            raise RecordError(problem, remedy="Rows are missing; leave the episode out.", place=where)
+            problem = f"the file states {steps} steps for the episode, but has {len(rows)} rows"
+            raise RecordError(problem, remedy="Steps are missing: remove the episode from the recording.", place=where)
         yield RecordedActions(
             name=f"{name}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
             source=path.name,
@@ -257,7 +255,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
-_STEP_NUMBERS = 128  # maximum count of numbers to read from a field of a step; the two fields have 7 and 8
+_STEP_NUMBERS = 128  # maximum count of numbers to read from one field of a step (`action` has 7, `state` 8)
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -274,5 +272,5 @@ def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: 
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"
-        raise RecordError(problem, remedy=f"{size} finite numbers per step.", place=where)
+        raise RecordError(problem, remedy=f"Record {size} finite numbers per step.", place=where)
     return values

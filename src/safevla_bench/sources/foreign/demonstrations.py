@@ -1,4 +1,4 @@
-"""Demonstrations of other tools, which can be replayed: an HDF5 file, a folder of them, or a LeRobot dataset.
+"""Demonstrations of other tools, which can be replayed: an HDF5 file, a folder of HDF5 files, or a LeRobot dataset.
 
 HDF5 as written by robomimic, robosuite and LIBERO:
 
@@ -7,12 +7,12 @@ HDF5 as written by robomimic, robosuite and LIBERO:
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
     data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
 
-LIBERO removes the first five states and actions. The attribute `init_state` is the state before the removed ones; the
-remaining actions start at the first row of `states` instead.
+LIBERO removes the first five states and actions. So a replay starts from the first row of `states`, not from the
+attribute `init_state`, which is the state before the removed actions.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
-lerobot-eval with `eval.recording` writes `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for each of several
-environments. Environment K starts at initial state K, with the seed 1000 + K (lerobot 7427f31
+lerobot-eval with `eval.recording` writes a dataset `recordings/SUITE_TASK`, or with several environments a dataset
+`recordings/SUITE_TASK/env_K` for each. Environment K starts at initial state K, with the seed 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
 
@@ -50,15 +50,15 @@ class RecordedActions:
     """Actions [T, A] in the host's units, and the known facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
-    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with its folder (`suite`), or only
-    by the instruction.
+    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with the file's folder (`suite`), or
+    only by the instruction.
     """
 
     name: str
     source: str
     actions: Floats
     states: Floats | None = None
-    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # [T + 1, 3] each; compared if there are no states
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # body -> [T + 1, 3]; compared if `states` is None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None
@@ -68,10 +68,10 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    rest_steps: int = 0  # maximum number of settling steps after `wait_steps`, which end when the objects rest
+    rest_steps: int = 0  # after `wait_steps`, up to so many more steps until the objects rest
     earlier_resets: int | None = None  # resets of the environment since its seeding; None = seeded for this episode
-    drawn: bool = False  # True if the start was drawn at random, so that it is not the indexed initial state
-    proprioception: Floats | None = None  # [T, 8] float32 after each action: position in m, axis-angle, two fingers
+    drawn: bool = False  # True if the start was drawn at random instead of taken from the initial states
+    proprioception: Floats | None = None  # [T, 8], after each action: position [m], axis-angle, two fingers
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
@@ -84,8 +84,8 @@ class RecordedActions:
         return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
     def is_of_task(self, task: Task) -> bool:
-        """Return whether these are actions of a task: by benchmark and id if recorded, else by task name, else by
-        instruction. LIBERO writes `libero_spatial` for our `libero-spatial`. Return False if none of these is recorded.
+        """Return whether the actions are of `task`, by benchmark and id if recorded, else by task name, else by
+        instruction; False if none of them is recorded. LIBERO's suite `libero_spatial` equals `libero-spatial`.
         """
         if self.benchmark is not None:
             names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
@@ -117,18 +117,18 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child's output: `demos`, or the `error`; neither if memory ran out."""
+    """The first line of the child process's output: `demos`, or the `error`; neither if memory ran out."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
 
 
-_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # processor time of the child: this, plus 1 s per so many bytes
-_IDLE_SECONDS = 60  # wall-clock time of the child: five times that, plus this for a busy machine or a slow disk
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on the child's processor time: 5 s, plus 1 s per 10 MB
+_IDLE_SECONDS = 60  # limit on the child's wall-clock time: five times its processor time, plus this
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
-    """Return the demonstrations of a file, in the order of their numbers; a child process reads it (`hdf5_child`).
+    """Return the demonstrations of an HDF5 file, by number. A child process (`hdf5_child`) reads the file.
 
     Raises `RecordError` if h5py is not installed, if the file cannot be read, has no demonstrations or has another
     structure, or if reading takes too much memory or time.
@@ -152,7 +152,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 def _run_child(descriptor: int, seconds: int) -> bytes:
     words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # limits memory for threads
+    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # fewer threads reserve less memory
     remedy = "The file is damaged; copy it again, or leave it out."
     try:
         process = subprocess.run(
@@ -166,13 +166,13 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise RecordError(f"reading it took more than {_IDLE_SECONDS + 5 * seconds} s", remedy=remedy) from None
+        raise RecordError(f"reading the file took more than {_IDLE_SECONDS + 5 * seconds} s", remedy=remedy) from None
     code = process.returncode
     if -code in (signal.SIGXCPU, signal.SIGKILL):
-        raise RecordError(f"reading it took more than {seconds} s", remedy=remedy)
+        raise RecordError(f"reading the file took more than {seconds} s of processor time", remedy=remedy)
     if code:
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise RecordError(f"HDF5's library crashed while reading it ({name})", remedy=remedy)
+        raise RecordError(f"the HDF5 library crashed while reading the file ({name})", remedy=remedy)
     return process.stdout
 
 
@@ -201,7 +201,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     """
     instructions = read_instructions(folder)
     takes = []
-    remedy = "Every frame needs an `action`: a list of equally many numbers."
+    remedy = "Every frame needs an `action`, and all actions must have the same count of numbers."
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
@@ -221,7 +221,7 @@ _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_
 
 
 def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a dataset; with task and start, if the dataset's path shows that lerobot-eval wrote it."""
+    """Yield the episodes of a dataset. If its path is one that lerobot-eval writes, add their tasks and starts."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
         yield from takes
@@ -245,8 +245,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
     LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
 
-    Return None for anything else; only suffixes and the file `meta/info.json` decide. Raises `RecordError` if such a
-    file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
+    Return None for any other path, as its suffix and the files in it show. Raises `RecordError` if such a file is
+    missing, cannot be read or has no demonstrations, or if h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():
@@ -259,5 +259,5 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():
-        raise RecordError("there is no such file", remedy="Name a recording.", place=Place(file=str(path)))
+        raise RecordError("there is no such file", remedy="Name an existing HDF5 file.", place=Place(file=str(path)))
     return read_hdf5(path)

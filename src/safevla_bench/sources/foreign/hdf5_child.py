@@ -3,7 +3,7 @@
 libhdf5 crashes on some damaged files and hangs on others, and links in a file can open other files. So this process
 limits its memory and processor time, and cannot open another file. It imports nothing from safevla_bench.
 
-On stdout it writes a line of JSON with `demos` or `error` (null = memory ran out), followed by the float64 numbers of
+On stdout it writes a line of JSON with `demos` or `error` (null if memory ran out), followed by the float64 numbers of
 the actions and states of each demonstration.
 """
 
@@ -20,7 +20,7 @@ REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
 
 
 class Refusal(Exception):
-    """A problem with the file: problem, remedy, demonstration and field."""
+    """A problem with the file; `args` are the problem, the remedy, the demonstration and the field."""
 
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
@@ -39,7 +39,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
         answer = {"error": refusal.args}
     except MemoryError:
         answer = {"error": None}
-    except Exception as error:  # h5py may raise any exception for damage
+    except Exception as error:  # h5py may raise any exception for a damaged file
         problem = f"cannot be read: {' '.join(str(error).split())[:400] or type(error).__name__}"
         answer = {"error": (problem, REMEDY, None, None)}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
@@ -84,7 +84,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group. Refuses links, which could lead to other files, and items of another kind."""
+    """Return an item of a group. Raises `Refusal` for another kind of item, or a link, which could leave the file."""
     import h5py
 
     field = name if demo else None
@@ -105,7 +105,7 @@ def _read_matrix(demo: Any, name: str, field: str) -> Any:
 
     rows = _own_item(demo, field, h5py.Dataset, name)
     if rows.is_virtual or rows.external:
-        _refuse("its numbers are in another file", "Write them into this one.", name, field)
+        _refuse("the numbers are stored in another file", "Store the numbers in this file.", name, field)
     remedy = "Write one row of numbers per step."
     if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
         _refuse(f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", remedy, name, field)
@@ -137,16 +137,16 @@ def _decode_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # h5py keeps undecodable bytes as surrogates
+        value.encode("utf-8")  # raises an error for bytes that h5py could not decode and kept as surrogates
         return value
     return None
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    """Return name and pose (position [m] and quaternion wxyz, [7]) of each named top body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file name, as written by robosuite 1.0
+    """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
+    if not xml or not xml.lstrip().startswith("<"):  # missing, or a file name as of robosuite 1.0
         return []
-    remedy = "Copy the file again. Without this attribute, the simulator places the fixtures."
+    remedy = "Copy the file again, or remove this attribute; the simulator then places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
         _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:
