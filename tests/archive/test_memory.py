@@ -64,7 +64,7 @@ def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> di
 
 REFUSED = (
     "cannot be read|not a regular file|not have an archive's suffix|no such file|not a run folder|not a plain table|"
-    "cannot be decompressed|more than|more memory|array of no length"
+    "cannot be decompressed|more than|more memory|array of length 0"
 )
 
 

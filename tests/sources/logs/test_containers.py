@@ -104,7 +104,7 @@ def test_parts_that_the_metadata_lists_in_a_wrong_order_are_joined_by_their_numb
         text.replace("run_2", "run_x").replace("run_0", "run_2").replace("run_x", "run_0")
     )
     assert numbers(episode(folder)) == whole
-    assert "order that differs" in caplog.text
+    assert "another order than" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "rosbag2_bagfile_information: {", "a: 1", "- 1\n", "\0", "x: &a [*a]"])
@@ -216,7 +216,7 @@ def test_a_bag_whose_columns_are_computed_is_refused_because_each_row_could_take
     with sqlite3.connect(folder / "bag.db3") as base:
         base.execute("ALTER TABLE messages ADD COLUMN further AS (length(hex(zeroblob(400000000))))")
     save_mapping(folder, MAPPING)
-    assert "columns are computed" in problem(folder)
+    assert "has computed columns" in problem(folder)
 
 
 def test_a_bag_that_is_cut_off_is_an_error(tmp_path):

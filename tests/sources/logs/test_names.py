@@ -204,7 +204,7 @@ def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names
 
 
 def test_several_units_of_one_position_are_a_question():
-    with pytest.raises(ValueError, match="unit do they"):
+    with pytest.raises(ValueError, match="unit do the numbers"):
         decide_pose(["x_cm", "y_m", "z_m"], 3)
 
 

@@ -189,4 +189,4 @@ def test_positions_of_joints_are_never_read_as_torques(tmp_path):
     rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
     rows += [("/joints", 5 + 0.05 * k, {"name": ["a"], "position": [0.1]}) for k in range(9)]
     text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\nlimits_nm = [9]\n'
-    assert "has these numbers" in problem(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))
+    assert "has the mapped numbers" in problem(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))

@@ -133,7 +133,7 @@ def test_a_message_of_more_names_than_numbers_is_read_by_places(tmp_path):
     message.name = ["a", "b", "finger"]
     text = EEF + '[torque]\nfrom = "/joints"\nlimits_nm = [10]\n'
     rows = hand() + [("/joints", at(k), message) for k in range(20)]
-    assert "position with `index`" in problem(bag(tmp_path, rows, text))
+    assert "numbers with `index`" in problem(bag(tmp_path, rows, text))
     save_mapping(tmp_path / "bag", text + "index = [1]\n")
     (batch,) = read(tmp_path / "bag")
     assert torques(batch) == [[2.0]] * 20

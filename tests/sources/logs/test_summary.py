@@ -44,5 +44,5 @@ def test_a_gripper_that_never_changes_is_a_warning_and_another_source_has_no_lin
     plain = {"eef": straight_line(), "grip": np.zeros((30, 1)), "effort": np.zeros((30, 2))}
     folder = write_dataset(tmp_path / "d", [plain])
     save_mapping(folder, MAPPED)
-    assert "it never changes" in str(list(describe_log(folder)))
+    assert "the value never changes" in str(list(describe_log(folder)))
     assert not list(describe_log(tmp_path / "nowhere.jsonl"))

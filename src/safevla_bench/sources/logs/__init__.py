@@ -1,7 +1,7 @@
 """Logs of robots and of other tools as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
-A log is judged as it is. It has no contacts, so clauses on contacts are inactive for that reason. A mapping
-(`logs.records`) supplies the facts that are not in the log.
+A log is judged without a replay. It has no contacts, so clauses on contacts are inactive. A mapping (`logs.records`)
+supplies the facts that are not in the log.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Log:
-    """A log that has not been read yet, its mapping and the mapping's file."""
+    """A log that has not been read yet, its mapping, and the file of the mapping; None = no file."""
 
     path: Path
-    recordings: tuple[recordings.Recording, ...]  # one per episode, or cut into trials; () for a LeRobot dataset
+    recordings: tuple[recordings.Recording, ...]  # each one episode or several trials; () for a LeRobot dataset
     mapping: records.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield each episode as a batch of one, or its error: all episodes, or those at the indices `wanted`. A log
-        that cannot be read at all gives one error. Nothing is raised.
+        """Yield each episode as a batch of one, or the error of an invalid episode. `wanted` are the indices of the
+        episodes to read; None = all. For a log that cannot be read at all, yield one error. Raises no error.
         """
         where = self.path if self.recordings else self.mapping_file or self.path
         try:
@@ -56,12 +56,12 @@ class Log:
                 yield error.with_place(Place(file=episode.file, episode=episode.name))
         unknown = {name for facts in (self.mapping.episode, *self.mapping.trials) for name in facts.outcomes} - seen
         if unknown and wanted is None:
-            remedy = f"Correct the name. Episodes are: {', '.join(sorted(seen)[:_MOST_NAMED])}."
+            remedy = f"Correct the name. The episodes are: {', '.join(sorted(seen)[:_MOST_NAMED])}."
             problem = f"there is no episode named {sorted(unknown)[0]!r}"
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
-        """Yield each episode of the log, or its error. Raises the errors of the reader."""
+        """Yield each episode of the log, or its error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         place = 0
@@ -79,7 +79,7 @@ class Log:
                 place += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError` with a proposed mapping if there is none, or the `RecordError` of the reader."""
+        """Raise `MappingNeededError`, with a proposal, if there is no mapping; `RecordError` for an unreadable log."""
         if self.mapping.sources:
             return
         try:
@@ -112,16 +112,16 @@ class MappingNeededError(RecordError):
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Yield lines that describe the channels of a log, see `summary.describe_channels`; nothing for other sources."""
+    """Yield the lines of `summary.describe_channels` for a log; yield nothing for a source that is not a log."""
     log = find_log(path)
     if log is not None:
         episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
-        with suppress(RecordError):  # the check of the log reports the error
+        with suppress(RecordError):  # the scan of the log reports the same error
             yield from limit_each(path, summary.describe_channels(episodes, log.mapping))
 
 
 def find_log(path: Path) -> Log | None:
-    """Return the log at a path: a LeRobot dataset, a recording, a folder of them, or a mapping that names one.
+    """Return the log at a path: a LeRobot dataset, a recording, a folder of recordings, or a mapping that names a log.
 
     Return None for anything else. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that does
     not name a log.

@@ -1,8 +1,8 @@
 """Alignment of one trial of a recording to the instants of its clock.
 
-Each message of the clock's topic is a record. The pose of a body is known at a record only if a message of it arrived
-since the previous record, because a held pose would appear to rest and then to jump. A torque or grip combines all
-messages since the previous record. Numbers that are not poses are valid for two periods of their messages.
+Each message of the clock's topic is an instant, which becomes a record. A body's pose is known at an instant only if it
+arrived since the previous instant: a repeated old pose would look like rest and then a jump. A torque or grip combines
+all messages since the previous record. Numbers that are not poses are valid for two periods of their messages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""Messages logged at 0 are left out if all others are later than this: a simulation sent them before its first tick."""
+"""Messages with log time 0 are left out if all others are later than this: a simulation sent them before it began."""
 _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
 class MessageSpan(NamedTuple):
-    """The messages of a recording whose log time [ns] is in [begin, end), with the name and the facts of this trial."""
+    """One trial: its name, its facts, and its time span. Its messages have log times [ns] in [begin_ns, end_ns)."""
 
     file: str
     name: str
@@ -41,7 +41,7 @@ class MessageSpan(NamedTuple):
 
 
 def is_static(topic: str) -> bool:
-    """Return whether a topic's messages are valid at any time."""
+    """Return whether a topic's messages are valid at any time, like those of /tf_static."""
     return topic.endswith("tf_static")
 
 
@@ -80,7 +80,7 @@ def align(
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
-        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert the poses to it.'
+        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert all poses to it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
@@ -96,7 +96,7 @@ def align(
 
 
 class _Channel:
-    """The messages of a part in a trial: `rows` [m, k] and `stamps`; those of a static part are valid at any time."""
+    """The messages in a trial for one part of the record: their numbers, `rows` [m, k], and their times, `stamps`."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
@@ -108,12 +108,12 @@ class _Channel:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
             moving = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving and not taker.columns.into:
-                problem = f"[{taker.part}] is in {moving}, which has its own pose in {taker.topic} and may move"
-                warn(f"{problem}; use `in` to convert it to a fixed frame")
+                problem = f"[{taker.part}] is relative to {moving}, whose pose is also in {taker.topic} and may change"
+                warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
         finite = self.rows[np.isfinite(self.rows)]
-        with np.errstate(over="ignore"):  # true if all numbers fit float32, and some need more than 10 fractional bits
+        with np.errstate(over="ignore"):  # true if all numbers fit float32, and some have over 10 fractional bits
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         if isinstance(taker, NumberTaker):
             self.rows = self.rows * taker.columns.scale
@@ -125,19 +125,19 @@ class _Channel:
             early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
             early &= not early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST) > _TICK_NS)
             if early.any():
-                problem = f"{early.sum()} messages of [{taker.part}], from before the simulation's first tick"
-                warn(f"{problem}, are left out")
+                problem = f"{early.sum()} messages of [{taker.part}] are left out"
+                warn(f"{problem}: a simulation sent them before its first tick")
             self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~early)
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
-            raise RecordError(problem, remedy="Check its start and its end.")
+            raise RecordError(problem, remedy="Check the start and the end of the trial.")
         self.rows = records.drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part at the instants. `times` are those of its messages; None for a static part."""
+        """Return the part sampled at the instants. `times` are the times of its messages; None for a static part."""
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
@@ -172,12 +172,12 @@ def _choose_clock(
     mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
 ) -> str:
     """Return the part whose messages are the instants: the hand, since a record needs its pose, else the pose with the
-    most messages. If all poses are static in their frames, it is the transform with the most messages, not faster
-    torques: at their instants poses would be interpolated, with wrong accelerations.
+    most messages. If all poses are static in their frames, return the transform with the most messages, not a faster
+    torque: poses would be interpolated at the torque's instants, and accelerations be wrong.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:
-        remedy = f"Mapped are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
+        remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
     poses = [part for part in stamps if isinstance(mapping.sources[part], records.PoseColumns)]
     found = asked or [part for part in poses if part.partition(".")[0] == "eef"] or poses or [*edges] or [*stamps]
@@ -189,7 +189,7 @@ def _choose_clock(
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
-    """Return the last pose at each instant, known if it arrived since the previous instant; `time_ns` ascends."""
+    """Return the last pose at each instant. It is known if it arrived since the previous instant. `time_ns` ascends."""
     last = np.searchsorted(time_ns, instants, side="right") - 1
     values, messages = rows[np.maximum(last, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last, prepend=-1) > 0
@@ -198,14 +198,14 @@ def _sample_poses(
 
 
 def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    """Return whether the message with index `last` is at most two periods old at each instant, [n]; -1 = none."""
+    """Return whether the message with index `last` is at most two periods old at each instant, [n]; -1 = no message."""
     period = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
     return np.asarray((last >= 0) & (instants - time_ns[np.maximum(last, 0)] <= _HELD_PERIODS * period))
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, known for two periods, and all messages (`between`). A
-    number has its own messages and period, since a message may hold only some of the joints. `time_ns` ascends.
+    """Return the last value of each number at each instant, known for two periods, and all messages (`between`). The
+    period is that of the messages which hold the number, since some may lack it. `time_ns` ascends.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

@@ -1,10 +1,10 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The base is the header stamps of the clock's topic, even if their offset or rate differs from that of log times. The
-stamps of another topic are used if they are on this base. Otherwise its log times are converted by interpolation
-between the clock's pairs of log time and stamp. So is the log time of a message with a stamp of zero, which a
-simulation sends before its first tick; but the first message of a topic may really be at 0. If log times are less
-precise than the clock's stamps, messages of the clock with a stamp of zero are left out.
+The header stamps of the clock's topic define the time base, even if their offset or rate differs from that of log
+times. The stamps of another topic are used if they are on this base. Otherwise the topic's log times are converted, by
+interpolation between the log times and stamps of the clock's messages. A stamp of zero, which a simulation writes
+before its first tick, is replaced by the converted log time, unless a topic really begins at 0. If log times are less
+precise than stamps, messages of the clock with a stamp of zero are left out instead.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-_SAME_BASE_NS = 50_000_000  # maximum median difference between stamps of a topic and of the clock that share a base
-_MOST_RATE = 50  # maximum ratio of the rates of stamps and log times without a warning
+_SAME_BASE_NS = 50_000_000  # maximum median distance of a topic's stamps from the clock's time base, if they are on it
+_MOST_RATE = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
 _ROUGH = 1e-2
-_FITTED = 100  # pairs at each end of the clock to fit for extrapolation, since each was logged a little late
+_FITTED = 100  # messages at each end of the clock to which a line is fitted for extrapolation
 
 
 class Stamps(NamedTuple):
-    """Messages of a topic in the order of the file: index in it, log time and header stamp (0 = none) [ns], all [n]."""
+    """Messages of a topic in file order: index in the recording, log time and header stamp (0 = none) [ns], all [n]."""
 
     topic: str
     order: Ints
@@ -45,7 +45,7 @@ class Times(NamedTuple):
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
     """Return the times of the messages of each part; `clock` is the part that defines the time base. Raises
-    `RecordError` if its times go back, saying where and by how much. `warn` is called with each doubt.
+    `RecordError`, with the place and the amount, if the clock's times go back. `warn` is called with warnings.
     """
     chief = parts[clock]
     stamped = _find_stamped(chief)
@@ -60,7 +60,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     by_log = not describe_step_back(chief.log_ns)
     if not by_log:
         problem = f"the log times of {chief.topic} go back {describe_step_back(chief.log_ns)}"
-        warn(f"{problem}; messages without stamps on its time base are placed by their order in the file")
+        warn(f"{problem}; messages without stamps on this time base are placed by their order in the file")
 
     def measure(part: Stamps) -> Ints:
         return part.log_ns if by_log else part.order
@@ -86,7 +86,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    """Return which messages have a stamp, [n]: one that is not zero, or the first of a clock that begins at zero."""
+    """Return which messages have a stamp, [n]. A stamp of zero counts only as the first of a clock that begins at 0."""
     stamped = np.asarray(part.stamp_ns != 0)
     later = part.stamp_ns[stamped]
     if not stamped.all() and len(later) > 1:
@@ -110,7 +110,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map(values: Ints, known: Ints, base: Ints) -> Ints:
-    """Return the stamp at each value, interpolated between pairs (known, base), extrapolated from the nearest ones."""
+    """Return the stamp for each value, interpolated between pairs (known, base) or extrapolated from the nearest."""
     x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
     mapped = np.interp(at, x, y)
     for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):
@@ -127,19 +127,19 @@ def describe_step_back(times_ns: Ints) -> str:
         return ""
     place = int(np.argmax(steps < 0))
     after_s = (times_ns[place] - times_ns[0]) / 1e9
-    return f"by {-steps[place] / 1e9:.6g} s at its message {place + 2}, {after_s:.6g} s after the first"
+    return f"by {-steps[place] / 1e9:.6g} s at message {place + 2}, {after_s:.6g} s after the first"
 
 
 def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, what: str, step: str) -> None:
     clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
     remedy = "The clock of every mapped topic was set back during recording. Cut the file there, or record again."
     if clocks:
-        increasing = f"name a topic whose times increase as `clock` under [episode]: {', '.join(dict.fromkeys(clocks))}"
+        increasing = f"write a topic of increasing times as `clock` under [episode]: {', '.join(dict.fromkeys(clocks))}"
         remedy = f"The clock was set back during recording; {increasing}."
     raise RecordError(f"the {what} of {topic} go back {step}", remedy=remedy)
 
 
 def _find_own_times(part: Stamps) -> Ints:
-    """Return the times that a topic would have as the clock [ns]: its stamps, or else its log times."""
+    """Return the times [ns] that a topic would define as the clock: its stamps, or else its log times."""
     stamped = _find_stamped(part)
     return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns

@@ -28,13 +28,13 @@ from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
 MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decoded message, or of the description of its type
-_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # for one decompressed record or chunk; for all chunks of a file
+_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # limit for a decompressed record or chunk; for all of a file
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
 
 class Topic(NamedTuple):
-    """A topic, the type and encoding of its messages, and the definition of that type, with its language."""
+    """A topic, the type and encoding of its messages, the definition of that type, and the definition's language."""
 
     topic: str
     kind: str
@@ -44,7 +44,7 @@ class Topic(NamedTuple):
     latched: bool = False  # True if a subscriber that connects later also receives the last message, as with /tf_static
 
 
-Message = tuple[Topic, int, bytes]  # topic, log time [ns], bytes
+Message = tuple[Topic, int, bytes]  # topic, log time [ns], encoded message
 Messages = Iterator[Message]
 
 
@@ -57,18 +57,18 @@ class Topics:
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:
-        """Record the log time of a message, wanted or not."""
+        """Note the log time of a message, also of an unwanted topic."""
         self.first_ns = log_ns if self.first_ns is None else self.first_ns
         self.last_ns = log_ns
 
     def add(self, channel: Topic) -> Topic | None:
-        """Register a channel, and return it if its messages are wanted."""
+        """Register a channel, and return it if its messages are wanted, else None."""
         check_size(len(channel.definition), channel.kind)
         self.channels[channel.topic] = channel
         return channel if channel.topic in self.wanted else None
 
     def take(self, channel: Topic, log_ns: int, content: bytes) -> Message:
-        """Return a message, decompressed. Raises `RecordError` if it is too large."""
+        """Return a message after decompression. Raises `RecordError` if it is too large."""
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
         if len(content) > MAX_MESSAGE_BYTES:
@@ -93,7 +93,7 @@ def check_size(size: int, name: str) -> None:
 
 
 def storage_suffix(path: Path) -> str | None:
-    """Return `.mcap`, `.db3` or `.bag` for a recording's file, by name, compressed or not; None for other files."""
+    """Return a recording's suffix, without that of compression: `.mcap`, `.db3` or `.bag`. None for other files."""
     suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
@@ -108,7 +108,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
         stream.seek(0)
         if head == _ZSTD:
             stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            if storage_suffix(path) == ".db3":  # SQLite can only read files
+            if storage_suffix(path) == ".db3":  # SQLite cannot read a stream
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory()), path.stem)
                 budget = Budget(_MAX_FILE_BYTES, "bytes, decompressed")
                 with path.open("wb") as plain:
@@ -119,7 +119,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that readers raise for damage. Raises `RecordError` if the readers are not installed."""
+    """Return the errors that readers raise for a damaged file. Raises `RecordError` if no readers are installed."""
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -131,7 +131,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
-    """Return the content of a chunk, which must have `size` bytes; decompresses at most the maximum size of a chunk."""
+    """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
     most = min(size, _MAX_CHUNK_BYTES) + 1
     if compression == "zstd":
         said = zstandard.get_frame_parameters(content).content_size
@@ -161,7 +161,7 @@ _MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Yield the messages of an MCAP file; checksums are verified, so that a flipped bit is not taken as measured."""
+    """Yield the messages of an MCAP file; checksums are verified, so that no flipped bit is read as a measurement."""
     from mcap import records
     from mcap.opcode import Opcode
     from mcap.stream_reader import ReadDataStream, StreamReader
@@ -181,7 +181,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channel = Topic(record.topic, kind, record.message_encoding, data, language, latched)
             channels[record.id] = topics.add(channel)
 
-    class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap has no types here
+    class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
         def _read_record(self, opcode: int, length: int) -> Any:  # skips indexes, which cost a call for each message
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
@@ -215,7 +215,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether late subscribers get the last message, by the quality of service (a number before version 9)."""
+    """Return whether late subscribers get the last message. Before rosbag2 version 9, the durability is a number."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -223,17 +223,17 @@ def _is_latched(profiles: object) -> bool:
 
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Yield the messages of an SQLite file by their id, which is the order of recording, not by time."""
-    is_logged = Path(f"{path}-wal").exists()  # left by a recorder that was killed; it holds the last messages
+    """Yield the messages of an SQLite file in the order of their ids, in which they were recorded, not by time."""
+    is_logged = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, with the last messages
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if is_logged else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as base:
         base.execute("PRAGMA trusted_schema = OFF")
         tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables >= {"topics", "messages"}:
-            remedy = "Name a bag of ROS 2; a results file of another tool is given without --out."
+            remedy = "Name a bag of ROS 2. If this is a results file of another tool, leave out --out."
             raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
         if base.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
-            raise RecordError("columns are computed", remedy="Copy topics and messages into plain tables.")
+            raise RecordError("the database has computed columns", remedy="Copy topics and messages into plain tables.")
         definitions: dict[str, tuple[str, str]] = {}
         if "message_definitions" in tables:
             rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")

@@ -1,7 +1,7 @@
-"""Decoding of messages from bytes to objects whose attributes are the fields: CDR of ROS 2, ROS 1, JSON and Protobuf.
+"""Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects that have the fields as attributes.
 
-`rosbags` generates code from the definition of a type in the file. So names and sizes in the definition are checked
-first, and constants are dropped. A file without definitions is read with the definitions of a ROS distribution.
+The library `rosbags` generates code from the type definitions in a file. So their names and sizes are checked first,
+and constants are dropped. A file without type definitions is read with those of a ROS distribution.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from safevla_bench.text import load_json
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION = 1 << 18
-_MOST_VALUES = 1 << 11  # maximum number of values in a message for which code is generated; an array counts as one
-_NO_FIELD = "structure_needs_at_least_one_member"  # field of an empty type: one byte in CDR, none in ROS 1
+_MOST_VALUES = 1 << 11  # maximum number of values in a message, which all need generated code; an array is one
+_NO_FIELD = "structure_needs_at_least_one_member"  # only field of an empty type: 1 byte in CDR, 0 bytes in ROS 1
 _NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
 _IDL = "=" * 80 + "\n"
@@ -35,8 +35,8 @@ class JsonObject:
 
 def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     """Return the function that decodes a channel's messages. `asked` is the ROS distribution in the mapping, and
-    `written` that of the recording; None = unknown. Raises `RecordError` for an unsupported encoding, and for a type
-    that is not defined or is refused. The function raises `RecordError` for a message that does not match its type.
+    `written` that of the recording; None = unknown. Raises `RecordError` for an unsupported encoding, or a type that is
+    undefined or refused. The returned function raises `RecordError` for a message that does not match its type.
     """
     try:
         decode = _make_decoder(channel, asked, written)
@@ -51,7 +51,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         except MemoryError:
             raise
         except Exception as error:  # code generated from a definition may raise any exception
-            raise _describe(f"a message of {channel.topic!r} is not a {channel.kind}", error) from None
+            raise _describe(f"a message of {channel.topic!r} cannot be decoded as {channel.kind}", error) from None
 
     return decode_or_refuse
 
@@ -81,7 +81,7 @@ def _describe(problem: str, error: Exception) -> RecordError:
 def _decode_json(content: bytes) -> Any:
     try:
         return load_json(content, object_hook=JsonObject)
-    except json.JSONDecodeError:  # C and C++ print `nan` and `-nan`
+    except json.JSONDecodeError:  # C and C++ write NaN as `nan` or `-nan`
         return load_json(_NAN.sub(b"NaN", content), object_hook=JsonObject)
 
 
@@ -114,9 +114,9 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         if len({store.hash_rihs01(channel.kind) for store in found}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
-                'ROS distributions define it differently. Write ros_distro = "humble", say, into the mapping.'
+                'ROS distributions define it differently. Name yours in the mapping, such as ros_distro = "humble".'
                 if found
-                else "Record it again with a rosbag2 that stores definitions (Iron and later), or to MCAP."
+                else "Record again to MCAP, or with the rosbag2 of Iron or later, which stores definitions."
             )
             raise RecordError(problem, remedy=remedy)
         store = found[0]
@@ -141,13 +141,13 @@ def _check_names(types: Mapping[str, Any]) -> None:
         inner = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in inner if desc[0] == 2)]
         if wrong := next((each for each in names if not _NAME.fullmatch(each)), None):
-            raise RecordError(f"the definition of {name!r} is named {wrong!r}", remedy="The file is damaged.")
+            raise RecordError(f"the definition of {name!r} has a bad name, {wrong!r}", remedy="The file is damaged.")
 
 
 def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of values in a message of a type, each of which needs code, and the minimum size of a message
-    [bytes]. Raises `RecordError` if few bytes of a message or a definition produce very many values. A type without a
-    definition is a time. `known` has the results so far; a type that contains itself counts as empty.
+    """Return the number of values in a message of type `kind`, and the minimum size of such a message [bytes]. Raises
+    `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
+    a time. `known` holds the results so far; a type that contains itself counts as empty.
     """
     if kind in known or kind not in types:
         return known.get(kind, (2, 8))
@@ -159,7 +159,7 @@ def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, in
         values += each if inner[0] == 1 and inner[1][0] != "string" else each * length
         size += 4 if desc[0] == 4 else least * length
         if values > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not least):
-            problem = f"{kind}.{field} is an array of no length, of elements without fields, or of too many"
+            problem = f"{kind}.{field} is an array of length 0, of empty elements, or with too many values"
             raise RecordError(problem, remedy="Map a topic of poses or numbers.")
     known[kind] = values, size
     return values, size

@@ -1,12 +1,12 @@
 """Reading of LeRobot datasets: the frames of each episode, and datasets of version 3 as logs. Videos are not read.
 
-meta/info.json                   `codebase_version`, `fps`, `robot_type`; dtype, shape and names of each of `features`
+meta/info.json                   `codebase_version`, `fps`, `robot_type`; `features` with dtype, shape and names
 meta/tasks.parquet | .jsonl      task_index -> instruction
 data/chunk-NNN/*.parquet         one row per frame: episode_index, frame_index, task_index, and one column per feature;
                                  the frames of an episode are consecutive, possibly over several files
 
 The format is defined by huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py.
-The action of a frame is taken after its observation, so it belongs to the next record; the last belongs to none.
+The action of a frame follows its observation and leads to the next record; the last frame's action leads to none.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # the second is that of version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: in datasets of version 1
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-_MOST_STEPS = 100  # stamps whose median distance is more control steps than this are not in seconds
-_DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
-_WRITTEN = "It differs from LeRobot's format: correct the program that wrote the dataset."
+_MOST_STEPS = 100  # time stamps with a median interval above so many control steps are not in seconds
+_DOWNLOAD = "Download the whole dataset again, with data/ and meta/; recording must end with a call of finalize()."
+_WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
     "lerobot.datasets.v30.convert_dataset_v21_to_v30)."
@@ -51,11 +51,11 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""Commands that convert a version to 3.0, from lerobot's tags v0.3.2 to v0.6.1; a converter accepts one version."""
+"""Commands that convert a dataset to version 3.0, from lerobot v0.3.2 to v0.6.1; each converts one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the frames of each episode, in order: a table of the keys and `columns`.
+    """Yield for each episode, in order, a table of its frames with the key columns and `columns`.
 
     Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
     too many, or if a file cannot be read; an episode that may continue in that file is then not yielded.
@@ -97,14 +97,14 @@ def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Ta
 
 
 def episode_name(frames: pa.Table) -> str:
-    """Return the name of the episode of these frames, which contains its index."""
+    """Return the name of the episode of these frames, which contains the episode's index."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], nested lists row by row; NaN if a frame has none. If no frame has any, k is
-    `size`. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too
-    large.
+    """Return a feature's numbers, [n, k], with nested lists flattened row by row; NaN for a frame without numbers. If
+    all frames lack numbers, k is `size`. Raises `ValueError` if frames differ in k or hold other values, or n · k is
+    too large.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
@@ -130,8 +130,8 @@ _NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean,
 
 
 def read_instructions(folder: Path) -> dict[int, str]:
-    """Return the mapping task index -> instruction of a dataset, by index. Raises `RecordError` if the file is missing
-    or a row, which the error names, has another format.
+    """Return task index -> instruction of a dataset, sorted by index. Raises `RecordError` if the file of tasks is
+    missing or a row has another format.
     """
     table, lines = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
     path = lines if lines.is_file() and not table.is_file() else table
@@ -145,7 +145,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
         for number, row in enumerate(rows, 1):
             texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
             if not texts or not isinstance(row.get("task_index"), int):
-                raise RecordError(f"row {number} lacks a whole number `task_index`, or a text", remedy=_WRITTEN)
+                raise RecordError(f"row {number} lacks an integer `task_index` or a text", remedy=_WRITTEN)
             instructions[row["task_index"]] = texts[0]
     return dict(sorted(instructions.items()))
 
@@ -206,7 +206,7 @@ class Dataset(msgspec.Struct):
                 yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
-        """Return the feature `name`. Raises `RecordError` for the mapping's key `key` if it does not exist."""
+        """Return the feature `name`. If it does not exist, raises `RecordError` for the key `key` of the mapping."""
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -214,7 +214,7 @@ class Dataset(msgspec.Struct):
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Return a dataset's description. Raises `RecordError` if `meta/info.json` is unreadable or has another version."""
+    """Return a dataset's description. Raises `RecordError` if `meta/info.json` is unreadable or not version 3."""
     path = folder / INFO
     with records.translated_errors(path, _DOWNLOAD):
         tree = load_json(read_input(path, _LARGEST_INFO))
@@ -229,16 +229,16 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def version_error(version: str) -> RecordError:
-    """Return the error for a dataset of a version other than 3; its remedy has the commands that convert it."""
+    """Return the error for a dataset of another version than 3. Its remedy has the commands that convert it."""
     known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
     remedy = next((f"Convert it with {how}" for how in known), "Version 3 is supported: lerobot 0.4.0 to 0.6.1.")
-    return RecordError(f"LeRobot's format {version} is not supported; version 3 is", remedy=remedy)
+    return RecordError(f"LeRobot's format {version} is not supported; only version 3 is", remedy=remedy)
 
 
 def read_episodes(
     dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[records.LoggedEpisode | RecordError]:
-    """Yield the episodes in order, all or those at the indices `wanted`, and a `RecordError` for each bad episode.
+    """Yield the episodes at the indices `wanted` (None = all), in order, and a `RecordError` for each bad episode.
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
@@ -267,7 +267,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame, None if it is null or NaN; all its values must be 0 or 1."""
+    """Return a feature's value in the last frame, None if null or NaN. Raises an error unless all values are 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
         wrong = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -277,13 +277,13 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
     if problem:
         remedy = (
             "Success must be 0 or 1, or a Boolean. Write `success = true`, `success = false` or the name of another "
-            "feature under [episode] of the mapping, or `outcomes` of single episodes."
+            "feature under [episode] of the mapping, or `outcomes` for single episodes."
         )
         refuse_field(problem, remedy, feature)
     reached = (values == 1).any(axis=1)
     if reached.any() and not reached[-1]:
         first = int(reached.argmax())
-        problem = f"{feature!r} is true in frame {first} but not in the last, which decides"
+        problem = f"{feature!r} is true in frame {first} but not in the last frame, which decides"
         warn_once(episode_name(frames), problem)
     return None if np.isnan(values[-1]).any() else bool(values[-1].any())
 
@@ -297,7 +297,7 @@ def _read_episode(
     success: bool | None,
 ) -> records.LoggedEpisode:
     """Return the episode of these frames. Its times [s] are `frame_index` / fps if the stamps agree with that to 1 % of
-    a frame, else the stamps. Numbers that are not finite and quaternions of zeros are unknown.
+    a frame, else the stamps. Numbers that are not finite, and quaternions of zeros, count as unknown.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
@@ -307,19 +307,19 @@ def _read_episode(
     step_s = 1 / dataset.fps
     steps = float(np.median(np.diff(stamps))) / step_s if len(stamps) > 1 and not even else 1.0
     if steps > _MOST_STEPS:
-        problem = f"its time stamps are {steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s"
-        raise ValueError(f"{problem}: they are not in seconds")
+        problem = f"time stamps are {steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s apart"
+        raise ValueError(f"{problem}: the stamps are not in seconds")
     if not 0.9 < steps < 1.1 and steps > 0:
         step_s *= steps
-        what = f"fps is {dataset.fps:g}, and the time stamps have {1 / step_s:.4g} Hz"
-        warn_once(str(dataset.folder), f"{what}; time stamps are used")
+        what = f"fps is {dataset.fps:g}, but the time stamps have {1 / step_s:.4g} Hz"
+        warn_once(str(dataset.folder), f"{what}; the time stamps are used")
     base = "frame_index / fps" if even else "timestamp"
     series, order = {}, tuple[str, ...]()
     for part, columns in mapping.sources.items():
         size, pick = dataset.features[columns.source].size, picks[part]
         numbers = feature_matrix(frames, columns.source, size)
         if numbers.shape[1] != size:
-            raise ValueError(f"{columns.source!r} has {numbers.shape[1]} numbers, and {INFO} says {size}")
+            raise ValueError(f"{columns.source!r} has {numbers.shape[1]} numbers, but {INFO} states {size}")
         if isinstance(columns, records.PoseColumns):
             values, order = columns.arrange(numbers, cast(PoseLayout, pick)), ()
         else:
@@ -330,7 +330,7 @@ def _read_episode(
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
-        known[-1:] |= part == "action"  # the action of the last frame leads to no record
+        known[-1:] |= part == "action"  # the last action may be unknown: it leads to no record
         series[part] = records.Series(values, known, base, is_single=is_single, names=order)
     return records.LoggedEpisode(
         name=episode_name(frames),
@@ -362,7 +362,7 @@ def _pick_numbers(
     if columns.names is not None:
         for name in columns.names:
             if names.count(name) != 1:
-                remedy = f"Its names are: {', '.join(names) or 'none'}. Or write index, counted from 0."
+                remedy = f"The names are: {', '.join(names) or 'none'}. Or write `index`, counted from 0."
                 what = "several numbers" if name in names else "nothing"
                 refuse_field(f"{columns.source!r} has {what} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
@@ -372,9 +372,9 @@ def _pick_numbers(
             return decide_forces(names, size)
         except ValueError as question:
             listed = ", ".join(names) or "none"
-            remedy = f"Write index = [x, y, z] under [{part}], counted from 0. Its names are: {listed}."
+            remedy = f"Write index = [x, y, z] under [{part}], counted from 0. The names are: {listed}."
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
     if not index or max(index) >= size:
-        remedy = f"Write an index from 0 to {size - 1}. Its names are: {', '.join(names)}."
+        remedy = f"Write an index from 0 to {size - 1}. The names are: {', '.join(names)}."
         refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
     return index

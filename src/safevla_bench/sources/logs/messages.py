@@ -1,4 +1,4 @@
-"""Extraction from the messages of a recording: numbers, poses, transforms and marks, in the order of the files."""
+"""Extraction of numbers, poses, transforms and marks of trials from the messages of a recording, in file order."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # overhead that each message counts against the budget, in addition to its numbers
+_SAMPLE_NUMBERS = 4  # overhead per message, counted in numbers, in the memory budget
 _DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores transforms above it
 _LONGEST_NAME = 200
-_MOST_NUMBERS = 256  # maximum number of values in a message that is searched for a pose by name
+_MOST_NUMBERS = 256  # maximum number of a message's values that are searched, by name, for a pose
 _POSES = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
 and TransformStamped."""
@@ -43,8 +43,8 @@ _NUMBERS = {  # part of a mapping -> fields of a JointState, Float64MultiArray o
 
 @dataclass
 class Taker:
-    """Collects numbers of a topic's messages: `rows` has `width` numbers for each message, and `marks` has three, the
-    index in the files, the log time and the header stamp [ns].
+    """Collects numbers of a topic's messages: `rows` has `width` numbers for each message, and `marks` three integers:
+    the index in the recording, the log time and the header stamp [ns].
     """
 
     part: str
@@ -57,7 +57,7 @@ class Taker:
     fields: str = ""  # field names of a message that had none of the wanted fields
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
-        """Add the numbers of a message. Raises `RecordError` if their count changes, or there are too many."""
+        """Add the numbers of a message. Raises `RecordError` if their count changes or there are too many numbers."""
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -83,7 +83,7 @@ class Taker:
 
 
 class MarkTaker(Taker):
-    """Collects the values of messages that mark trials; 1 for a message without a number or a Boolean."""
+    """Collects the values of messages that mark trials; a message without a number or Boolean has the value 1."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         value = _first(message, "data")
@@ -98,7 +98,7 @@ class NumberTaker(Taker):
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> mapped indices
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Take a message; one without a mapped number is ignored. Raises `RecordError` if its form is inconsistent."""
+        """Add a message, unless it lacks all mapped numbers. Raises `RecordError` if messages differ in their form."""
         columns = self.columns
         names, numbers = self._find_numbers(message)
         if not numbers:
@@ -113,9 +113,9 @@ class NumberTaker(Taker):
             row = [math.nan if k < 0 or numbers[k] is None else float(numbers[k]) for k in places]
         except (LookupError, TypeError, ValueError) as error:
             if text := next((number for number in numbers if isinstance(number, str)), None):
-                remedy = "Map a topic of numbers or Booleans, or publish one."
+                remedy = "In the mapping, name a topic of numbers or Booleans."
                 refuse_field(f"{self.topic} holds text, {escape_controls(text[:_LONGEST_NAME])!r}", remedy, self.part)
-            remedy = f"Numbers count from 0 to {len(numbers) - 1}."
+            remedy = f"Indices go from 0 to {len(numbers) - 1}."
             refuse_field(f"a message lacks a mapped number: {error}", remedy, self.part)
         if columns.names is None or not all(map(math.isnan, row)):
             self.add(message, order, log_ns, row)
@@ -142,27 +142,27 @@ class NumberTaker(Taker):
         numbers = values.tolist() if isinstance(values, np.ndarray) else [values] if np.isscalar(values) else [*values]
         if numbers and len(names) != len(numbers):
             if self.columns.names is not None or (names and self.columns.index is None):
-                remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by position with `index`."
-                refuse_field("the counts of names and numbers differ", remedy, self.part)
+                remedy = f"There are {len(names)} names and {len(numbers)} numbers; choose numbers with `index`."
+                refuse_field("the counts of names and numbers differ in a message", remedy, self.part)
             names = ()
         return names, numbers
 
     def find_order(self) -> tuple[str, ...]:
-        """Return the names of the numbers in their order; () if the mapping names them or the messages do not."""
+        """Return the names of the numbers in their order; () if the mapping gives names or the messages do not."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
         return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has the numbers, or none has a mapped name."""
+        """Raise `RecordError` if no message has mapped numbers, or if a mapped name is in no message."""
         named = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in named]
         if missing and self.seen:
-            remedy = f"Its names are: {', '.join(named) or 'none'}."
-            refuse_field(f"no message of {self.topic} names {', '.join(missing)}", remedy, self.part)
+            remedy = f"The names in the messages are: {', '.join(named) or 'none'}."
+            refuse_field(f"no message of {self.topic} has the name {', '.join(missing)}", remedy, self.part)
         if not self.rows:
             has = f"The message has: {self.fields}." if self.fields else "They are missing or NaN in all messages."
-            remedy = f"Write their location as `field`. {has}"
-            refuse_field("no message has these numbers", remedy, self.part)
+            remedy = f"Write the location of the numbers as `field`. {has}"
+            refuse_field("no message has the mapped numbers", remedy, self.part)
 
 
 @dataclass
@@ -171,11 +171,11 @@ class PoseTaker(Taker):
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # frame of poses -> its number in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # frame of the poses -> the number for it in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
-    layout: PoseLayout | None = None  # indices of the pose in a row, if names or the mapping give them
+    layout: PoseLayout | None = None  # indices of the pose's numbers in a row, if names or the mapping give them
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -225,19 +225,23 @@ class PoseTaker(Taker):
         return self.numbers if self.has_turn else self.numbers[:, :3]
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has a pose of the wanted frame, or if several frames may be meant."""
+        """Raise `RecordError` if no message has a pose of the wanted frame, or if no frame is chosen among several."""
         listed = ", ".join([*self.children][:MOST_NAMED])
         if not self.rows and self.children:
-            remedy = f"Its child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
+            remedy = f"The child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
             refuse_field(f"there is no message of {self.part} in {self.topic}", remedy, self.part)
         if not self.rows:
-            why = f"have no child frame, which frame = {self.columns.frame!r} asks for" if self.columns.frame else ""
-            refuse_field(f"the messages of {self.topic} {why or 'are none'}", "Leave it out of the mapping.", self.part)
+            why = f"have no child frame, but the mapping names {self.columns.frame!r}" if self.columns.frame else ""
+            refuse_field(
+                f"the messages of {self.topic} {why or 'are none'}",
+                "Leave `frame`, or this part, out of the mapping.",
+                self.part,
+            )
         if self.columns.frame is None and len(self.children) > 1:
-            remedy = f"Write the intended one as `frame`. Its child frames are: {listed}."
+            remedy = f"Write one of these child frames as `frame`: {listed}."
             refuse_field(f"{self.topic} has poses of several frames", remedy, self.part)
         if not self.has_pose:
-            remedy = f"Write its location as `field`. The message has: {self.fields}."
+            remedy = f"Write the location of the pose as `field`. The message has: {self.fields}."
             refuse_field("no message has a pose", remedy, self.part)
 
 
@@ -268,7 +272,7 @@ class TransformTree:
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree, given the times of the transforms that `stamps` lists."""
+        """Return the tree of frames; `times` are the times of the transforms in `stamps`."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])
@@ -335,8 +339,8 @@ _NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return a time in ns, given as text in ISO 8601 (UTC unless it has a zone) or as a number of s, or of ms, µs or ns
-    if it is at least 1e11. Return 0 for anything else, and for integers below 1e8, whose unit is unknown.
+    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a zone), or a number: in s, or from 1e11 on in
+    ms, µs or ns, by its size. Return 0 for other texts, and for integers below 1e8, whose unit is unknown.
     """
     if found := _ISO.fullmatch(text):
         try:

@@ -1,7 +1,7 @@
 """Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
-A name is split into words. Some give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`; the
-other words, such as `left`, are the group. If names leave a question open, `decide_pose` asks it and never guesses.
+A name is split into words. Some words give the quantity and axis, as in `ee_quat_x`, `orientation.w`, `QX` and `posZ`;
+the others, such as `left`, are the group. `decide_pose` raises a question that the names leave open, and never guesses.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -33,7 +33,7 @@ _PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
 class PoseLayout(NamedTuple):
-    """Indices of a pose's numbers: x, y, z, then the rotation's in the order of its form (w, x, y, z for a quaternion).
+    """Indices of a pose's numbers: x, y, z, and the rotation in the order of its form (w, x, y, z for a quaternion).
 
     `doubt` states a convention that the names only imply; "" = none. `unit` and `angle_unit` are the units in the
     names.
@@ -62,7 +62,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the indices of the `wanted` axes, or of all axes in order if these are numbers; () for other axes."""
+        """Return the indices of the axes, which must be the `wanted` ones or numbered; () if they are others."""
         numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
@@ -74,10 +74,10 @@ def _split_words(name: str) -> list[str]:
 
 
 def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
-    """Return the unit in the names at these indices, as in `x_mm`; "" for none. Raises `ValueError` for several."""
+    """Return the unit in the names at these indices, as in `x_mm`; "" = none. Raises `ValueError` for several units."""
     units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
     if len(units) > 1:
-        raise ValueError("which unit do they have? Their names give several; convert them to one unit")
+        raise ValueError("which unit do the numbers have? Their names give several units; convert them to one")
     return units.pop()
 
 
@@ -100,7 +100,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers whose names give an axis, by group and kind. By default, 3 are a position, 4 a quaternion."""
+    """Return the numbers whose names give an axis, by group and kind (if none: 3 are a position, 4 a quaternion)."""
     sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE, name.lower()) for name in names)
     for place, name in enumerate(names):
@@ -123,7 +123,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of several arms, such as `left` and `right`; () unless each position has a different word."""
+    """Return the words that name several arms, such as `left`, `right`; () unless each position has its word."""
     found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     words = tuple(dict.fromkeys(word for group in found for word in group))
     return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
@@ -144,10 +144,10 @@ def decide_pose(
     euler: str = "xyz",
     arm: str = "",
 ) -> PoseLayout:
-    """Return where a pose's numbers are, as stated, else by name; `order` is wxyz or xyzw, `euler` the axes of rpy.
+    """Return which numbers are the pose: as stated, else by name. `order` is wxyz or xyzw, `euler` the axes of rpy.
 
-    Without names, three numbers are x, y, z, and everything else must be stated. If some names contain the word `arm`,
-    only their numbers are used. Raises `ValueError` with the open question.
+    Without names, three numbers are x, y, z; arguments must state everything else. If some names contain the arm's
+    name, `arm`, only these numbers are used. If a question remains open, raises it as a `ValueError`.
     """
     own = [place for place, name in enumerate(names) if arm and has_word(name, arm)]
     if own:
@@ -164,7 +164,7 @@ def decide_pose(
     if position is None:
         found = find_positions(names)
         if len(found) != 1:
-            lacking = f"its names give {len(found) or 'none'}" if names else "its numbers have no names"
+            lacking = f"Positions in the names: {len(found) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = found[0]
         if rotation is None and _find_kuka(names):
@@ -174,7 +174,7 @@ def decide_pose(
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
-            raise ValueError("which numbers are the orientation? its names do not say")
+            raise ValueError("which numbers are the orientation? The names do not say")
         return layout
     if len(rotation) != width:
         needed = f"A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
@@ -202,7 +202,7 @@ def _find_rotation(
     turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
     own = [named for named in turns if named.group == group or not named.group]
     if len({named.group for named in own}) > 1 or (turns and not own):
-        raise ValueError("which rotation belongs to the position? The names only give rotations of other objects")
+        raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     for named in sorted(own, key=lambda named: _PREFERRED.index(named.kind)):
         kind = form or named.kind
         places = named.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
@@ -210,15 +210,15 @@ def _find_rotation(
             axes = {place: axis for axis, at in named.axes.items() for place in at}
             places = _order_quaternion(tuple(sorted(places)), "".join(axes[place] for place in sorted(places)), order)
         if len(places) != SIZES.get(kind):
-            raise ValueError("which form does the rotation have? Its names do not say")
+            raise ValueError("which form does the rotation have? The names do not say")
         doubt, unit = "" if form else _DOUBTS.get(kind, ""), _find_unit(names, position)
         return PoseLayout(position, places, kind, doubt, unit, _find_unit(names, places))
     return PoseLayout(position, unit=_find_unit(names, position) if names else "")
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers other than the position may be an orientation: one has a name from an orientation, or at
-    least three, the fewest that an orientation has, have unknown names.
+    """Return whether some of the other numbers may be an orientation: the name of one says so, or the names of at least
+    three, the fewest that an orientation needs, say nothing.
     """
     rest = [name for place, name in enumerate(names) if place not in position]
     parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]
@@ -227,7 +227,7 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that end in the words a, b and c, if each is there once and d is not; else []."""
+    """Return the indices of the names that end in the words a, b and c, if each occurs once and d never; else []."""
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
     return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
@@ -276,7 +276,7 @@ _LEAST_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of the forces x, y, z of a wrench, by name or as the only three; `ValueError` if unclear."""
+    """Return the indices of a wrench's forces x, y, z, by name or as the only three numbers; else `ValueError`."""
     found = [re.search(_FORCE, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in found]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
@@ -299,22 +299,22 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     lines = []
     if len(found) != 1 and (names or size not in (6, 7)):
         choices = " or ".join(str(list(places)) for places in found)
-        lines.append(f"position = {FILL_IN}  # places of x, y, z{f': {choices}' if found else ', from 0'}")
+        lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if found else ', from 0'}")
     kinds = {named.kind for named in _group_names(names) if len(named.axes) > 2}
     if kuka := _find_kuka(names):
         stated = 'rotation_form = "rpy"|rotation_order = "ZYX"|angle_unit = "deg"'
-        return [*lines, f"rotation = {kuka}  # CHECK: of a KUKA", *stated.split("|")]
+        return [*lines, f"rotation = {kuka}  # CHECK: angles of a KUKA", *stated.split("|")]
     if kinds & {"euler", "turn"} or (not names and size == 6):
-        lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK, of "rpy"']
+        lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
     elif (len(found) == 1 and "quaternion" in kinds) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
     elif len(found) == 1:
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
         lines += [
             f"position = {list(found[0])}",
-            f"rotation = {FILL_IN}  # places of the orientation, from 0; if there is none, delete this line",
-            f"# and, for an orientation: {forms}",
+            f"rotation = {FILL_IN}  # indices of the orientation, from 0; delete this line if there is none",
+            f"# for an orientation, also write: {forms}",
         ]
     elif size > 3:
-        lines.append('# and, if there is one: quaternion = [3, 4, 5, 6], quaternion_order = "xyzw" or "wxyz"')
+        lines.append('# for an orientation, also write: quaternion = [3, 4, 5, 6], quaternion_order = "xyzw" or "wxyz"')
     return lines

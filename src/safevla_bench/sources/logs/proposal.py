@@ -1,6 +1,6 @@
 """Proposal of a mapping for a log, as text to save: guesses are marked, and unknown values must be filled in.
 
-`FILL IN` marks where a person must decide, and such a mapping is not accepted; a line with `CHECK` contains a guess.
+`FILL IN` marks a value that a person must enter; until then the mapping is rejected. `CHECK` marks a guess.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
     """Return the text of a mapping of the sources; `says_success` is true if the log says how its episodes ended."""
     lines = [
-        "# Mapping of the log's sources to parts of a record: docs/howto/real-robots.md. Replace FILL IN, check CHECK.",
+        "# Maps the log's sources to a record, see docs/howto/real-robots.md. Replace FILL IN, check lines with CHECK.",
         "[episode]",
     ]
     if not says_success:
@@ -78,7 +78,7 @@ def _split_by_arm(
     for arm in arms:
         names = [name for name in source.names if has_word(name, arm)]
         own = source._replace(names=names, size=len(names)) if names else source
-        chosen = f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # those of {arm}"
+        chosen = f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # numbers of {arm}"
         yield f"{part}.{arm}", own, () if part == "eef" and names else (chosen,)
 
 
@@ -100,16 +100,16 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
     match part:
         case "eef" | "bodies":
             if part == "bodies":
-                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete the table of a non-object"
+                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete this table if it is no object"
             yield 'unit = "m"  # CHECK: "m", "cm" or "mm"'
             if "TFMessage" in source.kind:
-                yield f"frame = {FILL_IN}  # the child frame"
+                yield f"frame = {FILL_IN}  # name of the child frame"
             yield from suggest_pose(source.names, source.size) if source.size else ()
         case "torque":
             arm = find_robot(robot or "")
             if source.kind or source.size == 0:
-                yield '# names = ["joint1", "joint2"]  # CHECK: without it all joints of the message, the gripper too'
-            yield "scale = 1.0  # CHECK: to N m"
+                yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, also the gripper'
+            yield "scale = 1.0  # CHECK: factor to N m"
             if arm is None or not arm.limits_nm or arm.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
             if arm is not None and arm.effort_is_current:
@@ -119,9 +119,9 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
                 yield f"index = {FILL_IN}  # [k]: which number, counted from 0"
             yield f"holds_above = {FILL_IN}  # the gripper holds something above this value, or below holds_below"
         case "wrench":
-            yield "scale = 1.0  # CHECK: to N"
+            yield "scale = 1.0  # CHECK: factor to N"
             yield "tare_s = 1.0  # CHECK: the hand is still and touches nothing for this long"
-            yield "# mass_kg = 0.7  # of the tool"
+            yield "# mass_kg = 0.7  # mass of the tool"
             if not source.kind and not _has_forces(source):
                 yield f"index = {FILL_IN}  # [x, y, z] of the force, counted from 0"
 

@@ -17,13 +17,13 @@ METADATA = "metadata.yaml"
 _SPLIT_GAP_NS = 500_000_000  # numbered files that follow each other within this time are parts of one recording
 _MOST_NAMED = 8
 DAMAGE_REMEDY = (
-    "The file is cut off or damaged: `mcap recover`, `ros2 bag reindex` or `rosbag reindex` repair; copy it again."
+    "The file is cut off or damaged: copy it again, or try `mcap recover`, `ros2 bag reindex` or `rosbag reindex`."
 )
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The files of one recording in their order, and the distribution of ROS that wrote them, if known."""
+    """The files of one recording in their order, and the ROS distribution that wrote the files, if known."""
 
     name: str
     parts: tuple[Path, ...]
@@ -66,9 +66,9 @@ def _read_rosbag2(folder: Path) -> Recording:
         tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
         info = {**tree["rosbag2_bagfile_information"]}
         listed = [PurePosixPath(name).name for name in info["relative_file_paths"]]
-    except Exception as error:  # damaged in some way: the parts themselves may suffice
+    except Exception as error:  # the file is damaged, but the parts may suffice
         listed = []
-        warn_once(str(place.file), f"cannot be used ({type(error).__name__}): the parts are joined by their numbers")
+        warn_once(str(place.file), f"cannot be used ({type(error).__name__}); parts are joined by their numbers")
     by_name = {path.name: path for path in present} | {path.stem: path for path in present if path.suffix != path.stem}
     if missing := [name for name in listed if name not in by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
@@ -76,14 +76,14 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [by_name[name] for name in dict.fromkeys(listed)]
     is_numbered = len({_part_number(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_number):
-        warn_once(str(place.file), "lists the parts in an order that differs from their numbers, which are used")
+        warn_once(str(place.file), "lists the parts in another order than that of their numbers, which is used")
     further = [path for path in present if path not in parts and (not parts or _are_parts(parts[0], path))]
     if further and parts:
         named = ", ".join(path.name for path in further[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
     parts = sorted((*parts, *further), key=_part_number) if is_numbered or not listed else parts
     if not listed and len({storage_suffix(path) for path in parts}) > 1:
-        raise RecordError("the parts have several formats", remedy="Keep only those of one recording.", place=place)
+        raise RecordError("the parts have several formats", remedy="Keep only the parts of one recording.", place=place)
     distro: object = info.get("ros_distro")
     return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
 
@@ -100,7 +100,7 @@ def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
             parts.append(path)
             continue
         if len(parts) > 1:
-            problem = f"{parts[0].name} to {parts[-1].name} continue each other: one recording"
+            problem = f"{parts[0].name} to {parts[-1].name} follow each other: they are one recording"
             warn_once(str(parts[0].parent), problem)
         if parts:
             yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_number(parts[0])[0], tuple(parts))
@@ -115,7 +115,7 @@ def _continues(before: Path, after: Path) -> bool:
         return True
     try:
         first, second = scan_topics((before,)), scan_topics((after,))
-    except RecordError:  # the error is raised again when its messages are read
+    except RecordError:  # reading the messages raises this error again
         return False
     is_empty = first.first_ns is None or second.first_ns is None
     return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS

@@ -1,8 +1,8 @@
-"""The mapping of a log, and the conversion to an episode: units, validity, time stamps, plausibility checks.
+"""The mapping of a log, and the conversion of a log's episode to records: units, validity, times, plausibility.
 
 The mapping is a TOML file with the facts that the log lacks. All kinds of logs use the same format. The file is
-`safevla-log.toml` in the log's folder, or a file anywhere whose key `log` names the log and which is given as SOURCE.
-In a table, `from` names a feature of a LeRobot dataset or a topic of a recording.
+`safevla-log.toml` in the log's folder, or any file that is given as SOURCE and names the log in its key `log`. In a
+table, `from` names a feature of a LeRobot dataset or a topic of a recording.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Turn the errors that readers raise for damage, and `further` ones, into a `RecordError` that names the file."""
+    """Turn errors that readers raise for a damaged file, and `further` errors, into a `RecordError` that names it."""
     place = Place(file=str(path))
     try:
         yield
@@ -86,14 +86,14 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
     position: tuple[Count, Count, Count] | None = None  # indices of x, y, z; None = by name, or the only three numbers
-    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices; None = by name, if there is one
-    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # None = as the names say
+    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = by name
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order in `quaternion`; None = as the names say
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = by name
-    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = by name or a quaternion
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = by name or quaternion
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a turn
-    unit: Literal["m", "cm", "mm"] = "m"  # with `m`, a unit in the names, such as `x_mm`, has priority
+    angle_unit: Literal["rad", "deg"] | None = None  # None = as the names say, else rad
+    unit: Literal["m", "cm", "mm"] = "m"  # a unit in the names, such as `x_mm`, has priority over `m`
 
     @property
     def stated(self) -> tuple[int, ...]:
@@ -101,8 +101,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
-        """Return where the pose is among `size` numbers; `names` is [] if they have none. Raises `RecordError` with the
-        open question and the lines of a mapping that would answer it.
+        """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. If a question remains
+        open, raises it as a `RecordError`, with the lines of a mapping that would answer it.
         """
         stated = self.rotation if self.quaternion is None else self.quaternion
         arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
@@ -113,11 +113,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
             lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *naming.suggest_pose(names, size)]
             if part == "eef" and len(naming.find_positions(names)) > 1:
-                lines.append("# or, of several arms: a table [eef.ARM] for each; names with the word ARM are its own")
-            head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
+                lines.append("# or, for several arms: a table [eef.ARM] for each; names must contain the word ARM")
+            head = f"The numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
         if layout.unit and self.unit not in ("m", layout.unit):
-            remedy = "Write their unit, or leave it out."
+            remedy = "Write the unit that the names say, or leave `unit` out."
             refuse_field(f"unit is {self.unit!r}, but the names say {layout.unit!r}", remedy, part)
         return layout
 
@@ -131,7 +131,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return position
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(turns), initial=0) > _TURN:
             problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a full turn in radians"
-            refuse_field(problem, 'Write angle_unit = "deg", or "rad" if they are.', "angle_unit")
+            refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
         wxyz = naming.rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
 
@@ -146,20 +146,20 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
-    unit: Literal["N m"] | None = None  # confirms torques, since some drivers publish motor currents as effort
+    unit: Literal["N m"] | None = None  # confirms that effort is torque, since some drivers publish currents
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """Measured force without contact [N]; if `mass_kg` is given, also without the tool. None = mean of a still hand."""
+    """Measured force without contact [N], with `mass_kg` also without the tool; None = mean while the hand is still."""
     tare_s: Positive = 1.0  # how long the hand must be still to measure the tare [s]; the first such interval counts
     mass_kg: Positive | None = None  # mass of the tool below the sensor; its weight is subtracted in each orientation
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number that says whether the gripper holds something: it is between the bounds, or 1 if there are none."""
+    """The number that says whether the gripper holds something: it is between the bounds or, without bounds, 1."""
 
     holds_above: float | None = None
     holds_below: float | None = None
@@ -177,14 +177,15 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
     template: str | None = None  # kind of task, such as `pnp-basic`, that selects clauses; only for `real-robot`
     policy: str | None = None
-    success: bool | str | None = None  # or the feature whose value in the last frame says so; None = `next.success`
-    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # by episode; overrides `success`
+    # Whether the episodes succeeded, or the feature whose value in the last frame says so; None = `next.success`.
+    success: bool | str | None = None
+    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # episode -> outcome; has priority
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first with role target
-    clock: str | None = None  # topic whose messages are the records; None = the hand's, else the one of most poses
-    start_s: float | None = None  # start of a trial [s] since the first message, or since 1970; None = no limit
-    end_s: float | None = None  # end of a trial, counted as `start_s`; None = no limit
-    marker: str | None = None  # topic whose messages begin trials; if it has false ones, these end trials
+    clock: str | None = None  # topic whose messages are the records; None = topic of the hand, else of most poses
+    start_s: float | None = None  # start of a trial [s] after the first message, or after 1970; None = no limit
+    end_s: float | None = None  # end of a trial, counted like `start_s`; None = no limit
+    marker: str | None = None  # topic whose messages start trials; a message `false` ends a trial
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,8 +214,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     episode: Episode = Episode()
     trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
     transforms: Transforms = Transforms()
-    ros_distro: str | None = None  # defines types that a recording does not define; None = the recording's
-    arms: Mapping[str, ArmColumns] = {}  # parts of several arms, by name; empty = there is one arm
+    ros_distro: str | None = None  # defines types that a recording lacks; None = the recording's distribution
+    arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
 
@@ -227,7 +228,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {**named, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
 
     def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
-        """Return the sources of a part, such as `eef`: one, or one of each arm; {} if it is not mapped."""
+        """Return the sources of a part, such as `eef`: one source, or one per arm; {} if the part is not mapped."""
         return {name: columns for name, columns in self.sources.items() if name.partition(".")[0] == part}
 
 
@@ -249,7 +250,7 @@ def read_mapping(path: Path) -> LogMapping:
         facts = mapping.episode, *mapping.trials
         for target in {each.target for each in facts} - {None, *targets}:
             listed = ", ".join(targets) or "none"
-            raise ValueError(f"target {target!r} is not a body with role target; those are: {listed}")
+            raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
             if len(grip.names or grip.index or ("the only one",)) != 1:
@@ -263,7 +264,7 @@ def read_mapping(path: Path) -> LogMapping:
             if len(columns.names or columns.index or "xyz") != 3:
                 raise ValueError(f"[{name}] must be three numbers: give the names or the index of the forces x, y, z")
         if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
-            others = "for others, put the tags into a --rules file"
+            others = "for other benchmarks, put the tags into a --rules file"
             raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
     return mapping
 
@@ -310,7 +311,7 @@ def _require_same_parts(mapping: LogMapping) -> None:
         return
     names = ", ".join(mapping.arms)
     if single := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
-        raise ValueError(f"[{single[0]}] is of one arm, and there are {names}: write [{single[0]}.ARM] for each")
+        raise ValueError(f"[{single[0]}] names no arm, but the arms are {names}: write [{single[0]}.ARM] for each")
     if len(mapping.arms) < 2:
         raise ValueError(f"{names} is the only arm: map each arm, or leave its name out of the tables")
     for part in OF_ARMS:
@@ -331,7 +332,7 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     for (other, (its_source, its_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         is_pair = source == its_source and name.partition(".")[0] == other.partition(".")[0]
         if is_pair and (None in (*its_numbers, *numbers) or not {*its_numbers}.isdisjoint(numbers)):
-            remedy = "Name each arm by a word of its numbers' names, or write `position` or `index`."
+            remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
             refuse_field(f"[{other}] and [{name}] read the same numbers of {source[0]!r}", remedy, name)
 
 
@@ -367,7 +368,7 @@ class Series(NamedTuple):
     known: Bools
     time_base: str = ""  # origin of the messages' times, such as `header stamps`; "" = that of the instants' times
     rate_hz: float | None = None  # rate of the messages; None = one message at each instant
-    longest_gap_s: float | None = None  # longest interval between two messages; None = between two instants
+    longest_gap_s: float | None = None  # longest interval between messages; None = as between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
     """All messages, [M, k], and for each the index of the first instant that is not before it, [M]; None = `values`.
 
@@ -390,11 +391,11 @@ class LoggedEpisode:
     success: bool | None = None
     embodiment: str | None = None
     facts: Episode | None = None  # facts of a trial; None = those of the mapping
-    has_stamps: bool = False  # True if the records have time stamps even if these are evenly spaced
+    has_stamps: bool = False  # True if the records need time stamps, although these seem evenly spaced
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
-    """Return whether each row [n, k] has only finite numbers and, for a pose with orientation, a rotation, [n]."""
+    """Return whether each row [n, k] has only finite numbers and no quaternion of zeros, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, PoseColumns) and values.shape[1] == 7:
         known &= values[:, 3:].any(axis=1)
@@ -407,14 +408,14 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
         return values
     if not np.nan_to_num(values[:, :3]).any():
         return values
-    warn("its orientation is left out, since all quaternions are zero")
+    warn("the orientation is left out, since all quaternions are zero")
     return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
     """Return the episode as a batch of one. `tasks` maps its instruction or name to a task id, as `name_tasks` does.
 
-    Raises `RecordError` if no instant is left, its outcome is unknown, torques have no limits, or a number is invalid.
+    Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
 
     An instant at which a part is unknown is not a record, unless the part is a body; time stamps show the gap. Records
     begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
@@ -436,12 +437,12 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     hands = [series[name].values for name in mapping.columns_of("eef")]
     has_turns = [hand.shape[1] == 7 for hand in hands]
     require_own_numbers({
-        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # moving parts differ in their paths
+        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # two moving parts have different paths
         for name, columns in mapping.sources.items()
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
     if any(has_turns) and not all(has_turns):
-        warn("the orientations of the hands are left out, since one has none")
+        warn("the orientations of the hands are left out, since one hand has none")
     further = {} if even and not episode.has_stamps else {"time_s": time_s}
     wrenches = mapping.columns_of("wrench").items()
     if forces := [_measure_forces(*each, episode, series, chosen, warn) for each in wrenches]:
@@ -480,7 +481,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
-        remedy = "Leave it out of the mapping, or map it to recorded data."
+        remedy = "Leave this out of the mapping, or map it to recorded data."
         raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, part in episode.series.items():
@@ -493,10 +494,10 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
     source = f"{episode.file}: {episode.name}"
     if skipped := int((~usable[chosen[0] :]).sum()):
-        problem = f"{skipped} instants are not records, since a part of the robot is unknown"
-        warn_once(source, f"{problem}, as time stamps show")
+        problem = f"{skipped} instants are left out, since a part of the robot is unknown then"
+        warn_once(source, f"{problem}; the time stamps show the gaps")
     if unseen:
-        warn_once(source, f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
+        warn_once(source, f"never seen: {', '.join(unseen)}; clauses on such a body have no verdict")
     for name, part in episode.series.items():
         if (unused := part.poses - int(part.known[chosen].sum())) > 0:
             warn_once(source, f"{unused} of {part.poses} pose messages of [{name}] are not in any record")
@@ -518,13 +519,13 @@ def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, 
 
 
 def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the numbers of a part, [M, k], and the record that each row counts for, [M]: the first one that is not
-    before it. `chosen` are the instants that are records, ascending. Record 0 only has the numbers of its instant.
+    """Return the numbers of a part, [M, k], and the record that each row counts for, [M]: the first record that is not
+    before the row. `chosen` are the instants that are records, ascending. Record 0 only has the numbers of its instant.
     """
     rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
     record = np.searchsorted(chosen, instant)
     counted = (instant >= chosen[0]) & (record < len(chosen))
-    own = np.arange(len(chosen))  # the last value before a record counts, too
+    own = np.arange(len(chosen))  # the values at the records count, too
     return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
 
 
@@ -547,7 +548,7 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
     for column, numbers in enumerate(rows.T):
         order = np.lexsort((np.abs(numbers), record))
         order = order[np.isfinite(numbers[order])]
-        largest[record[order], column] = numbers[order]  # the largest value of a record comes last
+        largest[record[order], column] = numbers[order]  # the largest value of a record is written last
     if part.between is not None:
         peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
         if (peak > judged).any():
@@ -585,7 +586,7 @@ def _gripper_contact(
         if (is_held & (value != 0) & (value != 1)).any():
             numbers = f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g}"
             remedy = f"Write holds_above, holds_below or both under [{name}]."
-            refuse_field(f"{numbers} do not show whether it holds something", remedy, name)
+            refuse_field(f"{numbers} do not show whether the gripper holds something", remedy, name)
         is_held &= value != 0
     holds[record_of_row[is_held]] = True
     return holds
@@ -644,7 +645,7 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         known = "no torque limits are published for" if robot else "no torque limits are known for"
         limits_nm = f"limits_nm under [{table}], one for each joint in N·m"
-        remedy = f"Write {limits_nm}, or the robot as `embodiment` under [episode]."
+        remedy = f"Write {limits_nm}, or name the robot as `embodiment` under [episode]."
         refuse_field(f"{known} the robot {embodiment!r}", remedy, table)
     says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
     is_torque = columns.unit or columns.scale != 1 or says_torque
@@ -679,7 +680,7 @@ def _joint_place(name: str) -> int:
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
-    """Return a task id for each instruction or file name: its letters, marks and digits, joined by hyphens.
+    """Return a task id for each instruction or file name: its words, of letters, marks and digits, joined by hyphens.
 
     Letters of every script are kept, in lower case and composed (NFC). If several texts give the same id, the first
     gets it, and the ids of the others end in a digest of their text.

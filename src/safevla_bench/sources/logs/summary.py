@@ -11,7 +11,7 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # warning above: speed, share of a limit, periods of silence
+_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # limits for warnings: speed, share of a torque limit, periods
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}
 _MOST_SHOWN = 8  # maximum count of a channel's numbers whose extremes are shown
 
@@ -49,7 +49,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
                 share = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
                 if share.max() > _MOST_TORQUE:
-                    found[f"{episode.name}: {format_significant(float(share.max()))} times the limit of a joint"] = None
+                    found[f"{episode.name}: {format_significant(float(share.max()))} times a torque limit"] = None
     for name, (low, high) in bounds.items():
         columns = mapping.sources[name]
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
@@ -57,5 +57,5 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         extremes = ", ".join(f"{format_significant(least)} to {format_significant(most)}" for least, most in ends)
         yield escape_controls(f"  [{name}] {columns.source}: {'; '.join(list(clocks[name])[:3])}; {extremes}{unit}")
         if name.partition(".")[0] == "gripper" and (low == high).all():
-            yield "    warning: it never changes"
+            yield "    warning: the value never changes"
         yield from (escape_controls(f"    warning: {problem}") for problem in list(problems[name])[:_MOST_SHOWN])

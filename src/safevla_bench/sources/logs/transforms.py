@@ -22,7 +22,7 @@ from safevla_recorder.episode import Floats, Ints
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
 
-_XYZW = [4, 5, 6, 3]  # indices of a rotation in a pose, in the order of scipy
+_XYZW = [4, 5, 6, 3]  # indices of a pose's quaternion in scipy's order: x, y, z, w
 
 
 def plain_frame(name: str) -> str:
@@ -59,7 +59,7 @@ class FrameTree:
         roots = [self._edges[chain[-1]].parents[0] if chain else name for chain, name in ((up, frame), (down, into))]
         if roots[0] != roots[1]:
             known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
-            remedy = f"The frames of the transforms are: {known}. Write their topics as `topics` under [transforms]."
+            remedy = f"The transforms connect: {known}. Write the topics of others as `topics` under [transforms]."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
         from scipy.spatial.transform import Rotation  # slow to import
 
@@ -81,7 +81,7 @@ class FrameTree:
             chain.append(frame)
             parents = self._edges[frame].parents
             if len(parents) > 1:
-                remedy = "Two programs publish it. Record one of them, or name the topics under [transforms]."
+                remedy = "Two programs publish this frame. Record one of them, or name `topics` under [transforms]."
                 raise RecordError(f"the frame {frame!r} has several parents: {', '.join(parents)}", remedy=remedy)
             frame = parents[0]
         return chain

@@ -1,4 +1,4 @@
-"""Trials: a recording of one or more files is one episode, unless the mapping cuts it into several."""
+"""Trials of a recording: each recording is one episode, unless the mapping cuts it into several trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPOCH_S = 1e8  # a start or an end of at least this is in seconds since 1970
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episode of a recording, or those into which the mapping cuts it; each file is read once.
+    """Yield the episode of a recording, or one episode per trial of the mapping; each file is read once.
 
     Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
     encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
@@ -89,7 +89,7 @@ def _cut(
             spans.append((begin_ns, end_ns))
         else:
             times, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # A change to true begins a trial, and a change to false ends it. If all are true, each begins a trial.
+            # A change to true begins a trial, a change to false ends it. If all values are true, each begins a trial.
             turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
             spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
         for number in range(first, len(spans)):

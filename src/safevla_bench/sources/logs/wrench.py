@@ -1,8 +1,8 @@
-"""The force at the hand, from a wrist sensor: its offset and, if the mass is known, the tool's weight are subtracted.
+"""The force at the hand: that of a wrist sensor, less its offset and, if the mass is known, the weight of the tool.
 
-A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, the weight of both, and
-their inertia while the hand accelerates. It does not measure contacts of the arm above it. A force is that of the tool
-on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses the forces.
+A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, the weights of both, and
+their inertia while the hand accelerates, but not contacts of the arm above the sensor. The result is the force of the
+tool on the sensor, in the axes of the mapped hand: a hanging tool pulls down. `scale = -1` reverses it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def measure_forces(
     """Return the force of largest norm in each record [N], [n, 3], and a warning; "" = no warning.
 
     `forces` are all measurements, [M, 3], and `record` the record of each, [M]; every record has one or more. `time_s`
-    are the times of the records, [n], and `hand` the poses, [n, 7], or [n, 3] without orientation; None = not mapped.
-    Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
+    are the times of the records, [n], `hand` the poses of the hand, [n, 7] or, without orientation, [n, 3]. Raises
+    `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
     turns = None
     if hand is not None and hand.shape[1] == 7:
@@ -60,7 +60,7 @@ def measure_forces(
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # the largest force of a record comes last
+    largest[record[order]] = forces[order]  # the largest force of a record is written last
     return largest, problem
 
 
