@@ -1,5 +1,5 @@
-"""Record an environment that a user's own script made: the interface that recording needs, the hooks that report the
-environment's events, and the cutter that turns these events into episodes, as `safevla eval` would record them.
+"""Recording of an environment that a user's own script made: an interface to the environment, hooks that report its
+events, and a cutter that turns these events into episodes like those that `safevla eval` records.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. They are not checked: a state of the wrong
-        width never matches. Raises `HostError` if the simulator has no initial states.
+        """Set the task's initial states, [count, state] or a single state. Widths are not checked: a state of another
+        width matches none. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
@@ -72,12 +72,12 @@ class RecordableEnv(ABC):
         it.
 
         Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or if
-        the simulation has become unstable since the start was set, when MuJoCo's count was `self.unstable_steps`.
+        MuJoCo's count of unstable steps exceeds `self.unstable_steps`, its value when the start was set.
         """
 
     @property
     def is_recorded(self) -> bool:
-        """True if another recording uses this environment; a monitor does not count."""
+        """True if another recording already uses this environment; a monitor is not a recording."""
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
@@ -108,7 +108,7 @@ class RecordableEnv(ABC):
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if robosuite's reset keeps the simulation; seed and initial state then do not determine a start."""
+        """True if robosuite's reset keeps the old simulation, so that seed and initial state determine no start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
@@ -122,7 +122,7 @@ class RecordableEnv(ABC):
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that `safevla eval` would write, without facts about the start that only it knows."""
+        """Return the header that `safevla eval` would write, without facts about the start that this loop lacks."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -180,7 +180,7 @@ def read_simulation(env: object) -> dict[str, object]:
 @lru_cache(maxsize=None)
 def openblas_kernel() -> str | None:
     """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`; None unless
-    NumPy comes from a wheel with OpenBLAS. The functions that are tried are OpenBLAS's and scipy-openblas's.
+    NumPy comes from a wheel with OpenBLAS. The library may be OpenBLAS or scipy-openblas.
     """
     package = Path(np.__file__).parent
     for library in [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]:
@@ -202,18 +202,18 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # only a check: the metadata of an editable installation may be outdated
+            importlib.metadata.version(name)  # checks only if it is installed; the version may be outdated
             return {**versions, name: __version__}
     return versions
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:
-    """Return the outermost object of type `kind`, which is `env` or an object that it wraps; None if none is."""
+    """Return the outermost object of type `kind` among `env` and the objects that it wraps; None if there is none."""
     return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and the objects that it wraps, outermost first: in attributes of `_INNER`, or of type `kind`."""
+    """Yield `env` and the objects that it wraps, outermost first: objects of type `kind` or in attributes `_INNER`."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -234,7 +234,7 @@ def _peek(layer: object, name: str, absent: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is a wrapper whose inner environment does not exist yet: its first reset makes it."""
+    """Return whether `env` is a wrapper that makes its inner environment in the first reset, which has not run yet."""
     absent = object()
     inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
     return _peek(env, "reset") is not None and any(part is None for part in inner)
@@ -274,7 +274,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # read by `RecordableEnv.is_recorded`; later hooks copy this attribute
+    env.step.is_recording = True  # `RecordableEnv.is_recorded` reads this attribute; later hooks copy it
     return hooks
 
 
@@ -303,7 +303,7 @@ class _RunningEpisode:
     detach: Undo
     fixtures: dict[str, list[float]]  # poses of fixtures; empty if seed and initial state determine them
     earlier_seed: dict[str, int]
-    """If this episode's reset had no seed: the seed of an earlier reset, and the number of resets since; else empty."""
+    """The seed of an earlier reset and the number of resets since then, if this episode's reset had no seed."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -369,8 +369,8 @@ class EpisodeCutter:
 
     @_guarded
     def on_seed(self, seed: object) -> None:
-        """Store the seed for the next reset only, because later resets continue the generator, and count resets from 0
-        again. A seed that is not an integer, such as None or an array, is recorded as unknown.
+        """Store the seed for the next reset only, and count resets from 0 again. Later resets continue the generator. A
+        seed that is not an integer, such as None or an array, is recorded as unknown.
         """
         self._new_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets = 0
@@ -396,14 +396,14 @@ class EpisodeCutter:
 
     @_guarded
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the previous reset and no initial state."""
+        """Count settling steps from 0 after a reset. Use the seed given since the last reset, and no initial state."""
         self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
 
     @_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Start settling again from the initial state with that index (None = unknown), keeping the reset's seed."""
+        """Count settling steps from 0 after a state was set. Store its index (None = unknown), and keep the seed."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
@@ -416,9 +416,9 @@ class EpisodeCutter:
         if self._is_over:
             return
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
-            raise TypeError(f"an action of type {type(action).__name__}; pass an array")
+            raise TypeError(f"the action has the type {type(action).__name__}; pass an array")
         if np.iscomplexobj(np.asarray(action)):
-            raise TypeError("an action of complex numbers")
+            raise TypeError("the action has complex numbers")
         numbers = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
         if self._waited < self._rules.wait_steps:
             self._require_still(numbers)
@@ -436,8 +436,8 @@ class EpisodeCutter:
 
     @_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
-        """After a step, count it as settling, or record it with its `cost` in a form for `add_costs`. Success or the
-        horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
+        """Count a finished step as settling, or record it with its `cost` in a form that `add_costs` accepts. Success
+        or the horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
         if self._is_over:
             return
@@ -472,13 +472,13 @@ class EpisodeCutter:
         if self._env.is_still(action):
             return
         number, announced = self._waited + 1, self._rules.wait_steps
-        problem = f"step {number} after the reset moves the arm, but the first {announced} steps should settle"
-        remedy = f"Pass record(..., wait_steps={self._waited}), or how many still steps your loop makes first."
+        problem = f"step {number} after the reset moves the arm, but the first {announced} should be settling steps"
+        remedy = f"Pass record(..., wait_steps={self._waited}), or the number of your loop's still steps after a reset."
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "the first step after %d settling steps does not move the arm either and counts as the policy's"
+            problem = "the first step after %d settling steps does not move the arm either, but counts for the policy"
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
         try:
@@ -517,7 +517,7 @@ class EpisodeCutter:
         running = self._detach_recorder()
         try:
             content = episode.encode_episode(self._build_recording(running, outcome))
-        except (SafevlaError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
+        except (SafevlaError, ValueError) as error:  # ValueError: UTF-8 cannot encode a text
             outcome, reason, content = "crashed", str(error), None
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
@@ -549,7 +549,7 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # an exception group's does not begin with this
+        is_traceback = "Traceback (most recent call last)" in reason  # exception groups begin differently
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

@@ -35,7 +35,7 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of each pair [N]: `PEAK` and `SUM` of counted forces over substeps; `NOW` of all in the last substep."""
+"""Readings of each pair [N]: `PEAK` and `SUM` over substeps of forces that count; `NOW`, any force in the last one."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
@@ -88,10 +88,10 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of some worlds, between two control steps. Rows of other worlds are
-        ignored.
+        """Take record 0, the settled state, of the worlds `env_ids`, between two control steps. Rows of other worlds
+        are ignored.
 
-        The current episode of these worlds is dropped, even if this method raises. The first call determines the
+        The current episodes of `env_ids` are dropped, even if this method raises. The first call determines the
         families (which readings are passed) and their sizes, for as long as any world is in an episode.
 
         Args:
@@ -103,7 +103,7 @@ class BatchRecorder:
             state: all numbers that determine a world's state, [N, S].
             parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds [N], by name.
-            env_ids: the worlds, by number or as a mask [N]; None = all.
+            env_ids: the worlds, given as numbers or as a mask [N]; None = all.
 
         Raises:
             HostError: a body, world, family or size is wrong, or other worlds are in the middle of a control step.
@@ -136,11 +136,11 @@ class BatchRecorder:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
         `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has begun, or if families or sizes differ from those of record 0; after the
-        latter, all worlds must begin again.
+        Raises `HostError` if no world has begun, or if families or sizes differ from those of record 0. After such a
+        difference, all worlds must begin again.
         """
         running = self._require_running()
-        self._running = np.zeros_like(running)  # restored below if this substep succeeds
+        self._running = np.zeros_like(running)  # no world runs unless this substep succeeds
         norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
         check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
         if torques_nm is not None:
@@ -169,7 +169,7 @@ class BatchRecorder:
         reset. Return the episodes that end with this record, those with true `done` [N], in the order of worlds.
 
         Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
-        sizes differ from those of record 0; the call can be repeated.
+        sizes differ from those of record 0. After an error, the call can be repeated.
         """
         self._require_running()
         if not self._substeps:
@@ -186,7 +186,7 @@ class BatchRecorder:
         return self.end(ended)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of worlds, by number or as a mask [N], None = all; return them in the order of worlds."""
+        """End the episodes of worlds (numbers, or a mask [N]; None = all), and return them in the order of worlds."""
         worlds = [world for world in self._read_worlds(env_ids) if self._running[world]]
         self._running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
@@ -199,7 +199,7 @@ class BatchRecorder:
 
     def _require_running(self) -> Bools:
         if not self._running.any():
-            raise HostError("no world has begun", remedy="Call begin first, after settling or a refused substep.")
+            raise HostError("no world has begun", remedy="Call begin after settling, and after a refused substep.")
         return self._running
 
     def _clear_sums(self) -> None:
@@ -250,7 +250,7 @@ class BatchRecorder:
         return {name: values for name, values in rows.items() if values is not None}
 
     def _lay_out(self, rows: Mapping[str, Array]) -> Array:
-        """Return each world's readings as one row, [N, F], in the order of record 0, which determines the families."""
+        """Return each world's readings as one row, [N, F]. Record 0 determines the families and their order."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -271,7 +271,7 @@ class BatchRecorder:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
         if ids.ndim != 1 or not set(ids.tolist()) <= set(range(self.num_envs)):
             remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of Booleans."
-            raise HostError(f"env_ids: {ids.tolist()} are not worlds", remedy=remedy)
+            raise HostError(f"env_ids: {ids.tolist()} are not numbers of worlds", remedy=remedy)
         return sorted(set(ids.tolist()))
 
 
@@ -286,10 +286,10 @@ class BodyPairs:
     shapes: Ints  # [2, K], indices in `SceneMap.shapes`
     bodies: Ints  # [2, K], indices in `roles`, the lower index first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """For the index of each body that both finger groups may touch: masks of its pairs with either group, [K]."""
+    """Maps a body (its index) that both finger groups may touch to the masks of its pairs with each group, [K]."""
     needed_substeps: Floats
-    """Successive substeps that a pair must be apart to count, [2, K]: if it does not touch in record 0, and if it does.
-    0 = it counts at once, inf = never."""
+    """Successive substeps for which a pair must be apart before it counts, [2, K]: one row for the case that it does
+    not touch in record 0, and one for the case that it does. 0 = it counts at once, inf = never."""
     mechanical: frozenset[tuple[int, int]]  # body pairs that never count
     resting: frozenset[tuple[int, int]]  # body pairs that are dropped if they touch in record 0
 
@@ -304,7 +304,7 @@ class BodyPairs:
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
-        impulse[record == 0] = np.nan  # a single instant
+        impulse[record == 0] = np.nan  # record 0 is a single instant
         lower, higher = self.bodies[:, pair]
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
@@ -326,8 +326,8 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     listed = list(zip(*bodies.tolist()))
     for number, (a, b) in enumerate(listed):
         if a == b or (a, b) in listed[:number]:
-            problem = f"the pair {pairs[number]!r} has only one body, or the bodies of another pair"
-            raise HostError(problem, remedy="Give each pair two different bodies, and each two bodies only once.")
+            problem = f"the pair {pairs[number]!r} has only one body, or the same bodies as another pair"
+            raise HostError(problem, remedy="Give each pair two different bodies, and declare two bodies only once.")
     grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
     if pairs and geoms.fingers is not None and not grips:
         remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
@@ -347,7 +347,7 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `BodyPairs`'s last three fields, from two filters: no pair touches in record 0, and all pairs do."""
+    """Return the last three fields of `BodyPairs`, from filters for no contact and for all contacts in record 0."""
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
     apart, touching = (ContactFilter(probed, first) for first in (none, every))
@@ -366,7 +366,7 @@ class EndedEpisode:
     _scene: SceneMap
     _pairs: BodyPairs
     _rows: Mapping[str, Floats]  # readings of all R records by name, [R, numbers]
-    _bodies: Mapping[str, bool]  # the bodies with poses: True if their quaternions are given
+    _bodies: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoals: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -416,8 +416,8 @@ class EndedEpisode:
 
 
 class BatchArrays:
-    """Arrays of N worlds: torch tensors on the device of the first of `samples` that is on a device, else NumPy arrays.
-    This module does not import torch; a caller that passes tensors has imported it.
+    """Arrays of N worlds: torch tensors if one of `samples` is on a device, else NumPy arrays. The first such sample
+    determines the device. This module does not import torch; a caller that passes tensors has imported it.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -431,7 +431,7 @@ class BatchArrays:
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
-        """Return numbers as a float64 array of this kind; the memory is shared if possible."""
+        """Return numbers as a float64 array or tensor, like all arrays of this object; share memory if possible."""
         if hasattr(values, "detach"):
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
@@ -480,7 +480,7 @@ class ReadingTables:
         self._dropped = self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write values of these worlds, [W, F], into the newest row; None = of all worlds."""
+        """Write the values of some worlds, [W, F], into the newest row; `worlds` None = all worlds."""
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))

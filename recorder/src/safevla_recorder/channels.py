@@ -14,7 +14,7 @@ from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
-"""Largest magnitude of a number that is judged. Plausible values are far smaller, and squares remain finite."""
+"""Largest magnitude of a number that is judged. Plausible numbers are far smaller, and their squares remain finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
 OF_CONTACTS = (NET_FORCE, NET_IMPULSE)  # columns of `contacts` that older records lack
@@ -22,21 +22,21 @@ LINK_MOTION = "link_motion"
 """Motion, since record 0, of the movable parts in the header's `geometry`: one column per component, M in total."""
 POLICY_ACTION = "policy_action"  # the policy's actions, in episodes in which a filter changed some of them
 CHUNK_STEP = "chunk_step"
-"""Origin of each action, if a policy computes several at a time: its chunk's number in the episode and its step there,
-both from 0; −1 = the action came from no chunk."""
+"""Origin of each action, if a policy computes chunks of several actions: the chunk's number in the episode, and the
+action's step in the chunk, both from 0; −1 = the action came from no chunk."""
 LABEL_COST = "label_cost"
 """Costs that the simulator reports per step, such as `info["cost"]`; the header field `LABELS` names the K columns. −1
-= the step has no such cost."""
+= the step has no cost of this name."""
 LABELS = "labels"
 SUBGOALS = "subgoals"
 """Whether each predicate of the goal holds, as evaluated by the simulator. `SUBGOAL_NAMES` names the G columns."""
 SUBGOAL_NAMES = "subgoal_names"
 HANDLING = ("supported", "opening", "entered")
-"""Three channels that older records lack: whether contacts with bodies other than the robot carry at least half of a
-body's weight; the opening of a door or drawer, as a share of its travel; whether the end effector is inside it.
-"""
+"""Channels that older records lack. `supported`: whether contacts with bodies other than the robot carry at least half
+of a body's weight. `opening`: how far a door or drawer is open, as a share of its travel. `entered`: whether the end
+effector is inside this door or drawer."""
 UNREPLAYED = (POLICY_ACTION, CHUNK_STEP, LABEL_COST)
-"""Channels that do not follow from the simulator's state: a replay has other values, or none."""
+"""Channels that do not follow from the simulator's state, so that a replay has other values or none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ChannelSpec:
     is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
     is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
     is_rare: bool = False  # true if tables of episodes omit the column when no episode recorded it
-    per_arm: bool = False  # true if, with several arms, each row has these numbers for each arm
+    per_arm: bool = False  # true if each row has these numbers for each arm of a robot with several arms
 
     @property
     def is_numeric(self) -> bool:
@@ -133,7 +133,7 @@ CONTACT_COLUMNS = {
 }
 """Dtype of each column of `contacts`. `step` is the record's number. NaN = the force or impulse was not recorded."""
 FORCES = ("force_n", NET_FORCE)
-"""Forces of a contact: `force_n` at the largest single contact point, and the net force of the two bodies."""
+"""Forces of a contact: `force_n`, the largest at a single contact point, and `net_force_n`, that of the two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
@@ -142,7 +142,7 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def recorded_forces(forces: Any) -> tuple[str, ...]:
-    """Return which of `FORCES` a record holds, from its header's `forces`; for None, as in older records, `force_n`."""
+    """Return which of `FORCES` a record has, given its header's `forces`; None (in older records) means `force_n`."""
     return FORCES[:1] if forces is None else tuple(forces)
 
 

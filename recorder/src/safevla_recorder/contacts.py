@@ -36,7 +36,7 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES  # the forces of `FORCES` that this episode's contacts have
+    forces: tuple[str, ...] = FORCES  # which of `FORCES` the contacts of this episode have
     torque_source: str | None = None
     """Source of the torques, such as `qfrc_actuator`; None = unknown, or torques are not recorded."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashabl
 
 @dataclass(frozen=True)
 class SubstepContacts(ABC):
-    """The geom pairs that touch in some substeps, in the simulator's order, [C] each; `substep` is ascending."""
+    """The contacts of geom pairs in successive substeps, in the simulator's order, [C] each; `substep` ascends."""
 
     substeps: int
     substep: Ints
@@ -152,7 +152,7 @@ def contact_peaks(
 
 
 def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
-    """Return, for each group's vector sum per substep, its largest norm and the sum of its norms, [groups]."""
+    """Sum each group's vectors in each substep. Return the largest norm of a group's sums, and the total, [groups]."""
     instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
     sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
     peak, total = np.zeros(groups), np.zeros(groups)
@@ -171,14 +171,14 @@ def vector_norms(vectors: Floats) -> Floats:
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Join the contact lists of successive records, keeping record numbers. Raises `ValueError` without any list."""
+    """Join the contact lists of successive records, keeping record numbers. Raises `ValueError` if there is no list."""
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the index of the body that both finger groups touch, in each substep of `instants`, −1 = none: [R], or [R,
-    A] with several arms. The robot's bodies do not count. Of several bodies, the one with the largest force at a single
-    contact point is returned, and of equal ones the one with the lowest index.
+    """Return the index of the body that both finger groups touch in each substep of `instants`, [R], or [R, A] with A
+    arms; −1 = none. The robot's bodies do not count. Of several bodies, the one with the largest force at a single
+    contact point is returned; if these forces are equal, the body with the lowest index.
     """
     if not geoms.arms:
         return _gripped_by(contacts, instants, geoms, geoms.sides)
@@ -203,7 +203,7 @@ def _gripped_by(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, finge
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the `body` that both sides, 1 and 2, touch; of several, the one with the largest force; −1 = none."""
+    """Return the `body` that both finger groups touch (`side` 1 and 2). Prefer the largest force; −1 = no such body."""
     candidates = np.intersect1d(body[side == 1], body[side == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -233,8 +233,8 @@ class ContactFilter:
     """A filter that decides by geom pair which contacts count, given the contacts of record 0.
 
     - A pair inside one recorded body, or between parts of one fixture, never counts.
-    - The finger groups of one gripper, and robot links that touch in record 0 and are not of different arms, are
-      mechanical: they never count.
+    - Contacts between finger groups of one gripper are mechanical and never count. So are contacts between robot links
+      that touch in record 0, unless the links belong to different arms.
     - A pair without a robot geom that touches in record 0 is resting: it counts after `apart_substeps` without contact.
     - Any other pair counts.
     """
@@ -260,7 +260,7 @@ class ContactFilter:
         self.dropped = _dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the resting geom pairs from 1 in the table `_fate`; return each pair's two indices there, [2, S]."""
+        """Number the resting geom pairs from 1 in the table `_fate`; return each pair's two indices in it, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
@@ -286,7 +286,7 @@ class ContactFilter:
         now = np.arange(contacts.substeps)[:, None]
         away = now - np.maximum.accumulate(np.where(resting, now, -1 - self._away))
         apart: Bools = np.any(away >= self._apart, axis=0)
-        # The first substep at which the pair has been apart long enough; a contact counts from the next one on.
+        # The first substep at which the pair has been apart long enough; a contact counts from the next substep on.
         gone = np.where(apart, (away >= self._apart).argmax(axis=0), contacts.substeps)
         since = np.concatenate([[-1], gone, [contacts.substeps]])
         counted: Bools = contacts.substep > since[fate]

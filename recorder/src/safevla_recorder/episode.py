@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
-"""The schema versions of a record with one arm and with several; older versions of safevla-bench refuse the latter."""
+"""The schema versions of records with one arm, and with several arms, which older versions of safevla-bench refuse."""
 _REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
 _ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
 _SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")
@@ -56,7 +56,7 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
-    code: str | None = None  # the code of the process, see `safevla_recorder.identity.describe_code`
+    code: str | None = None  # text of `identity.describe_code` about the code of the process
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class EpisodeArrays:
     Bodies are numbered by their index in `roles` (body -> role). The shapes are: eef_pos_m [n,3], eef_quat_wxyz [n,4],
     body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact
     [n], gripped_body [n] (−1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`. With A
-    arms, which the header names, they are eef_pos_m [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
+    arms, which the header names, shapes are eef_pos_m [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
     [n,A]. `header` has the fields `HEADER_FIELDS`; fields that are None may be missing.
     """
 
@@ -117,7 +117,7 @@ class EpisodeArrays:
     """Numeric channels of `CHANNELS` that have no field in this class, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False if a body's pose is unknown, despite its numbers; poses of bodies that are not listed are always known."""
+    """False if a body's pose is unknown and its numbers mean nothing. Poses of bodies not listed are always known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()
@@ -132,7 +132,7 @@ class EpisodeArrays:
 
 
 FIXTURES = "fixtures"
-"""Host-specific header field: root body -> position [3] in m, quaternion [4] wxyz; missing if a seed gives these."""
+"""Header field: each fixture's position [3] in m and quaternion [4] wxyz, by root body; missing if seeds give them."""
 SIMULATION = "simulation"
 """Header field: facts, in addition to versions, that affect a trajectory's last digits; see `read_simulation`."""
 
@@ -164,7 +164,7 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
         problem = f"{len(steps)} costs were given for {recording.records - 1} steps"
-        raise RecordError(problem, remedy="Give one per step; None if a step has none.")
+        raise RecordError(problem, remedy="Give one cost per step; None if a step has no cost.")
     names = sorted({name for step in steps for name in step})
     if not names:
         return recording
@@ -183,7 +183,7 @@ def _name_costs(cost: object) -> dict[str, float]:
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
     """Raise `RecordError`, with episode and field, for the first invalid number: one that is not finite or is beyond
-    1e100, a negative force or impulse, or a header integer over 64 bits. NaN is a valid impulse: it was not recorded.
+    1e100, a negative force or impulse, or a header integer over 64 bits. NaN is valid for an unrecorded impulse.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)

@@ -129,10 +129,10 @@ _NAMES = (
 
 
 def find_exception(text: str) -> tuple[str, str]:
-    r"""Return a traceback's line that names the exception, and the remedy of this project's exceptions, "" for others.
+    r"""Return the line of a traceback that names the exception, and the exception's remedy ("" if it has none).
 
-    Of several tracebacks the last one counts, apart from those of exceptions that Python ignored. For a text without a
-    traceback, return its last line that begins with an exception's name, else its last line that is not indented.
+    Of several tracebacks the last one counts, apart from those of exceptions that Python ignored. In a text without a
+    traceback, the line is the last that begins with an exception's name, else the last that is not indented.
 
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
@@ -154,7 +154,7 @@ def find_exception(text: str) -> tuple[str, str]:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error; the interrupted code is then not its cause."""
+    """Return whether a signal handler raised the error, so that the interrupted code did not cause it."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
     codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in handlers}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -175,7 +175,7 @@ HIDDEN = "***"
 _MIN_CHARACTERS = 4  # minimum length of a secret; shorter secrets would match inside ordinary words
 _ADDRESS = re.compile(r"://[^\s'\"]*")
 _AUTHORITY = re.compile(r"[^/?#]*")
-_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # digits alone are a port
+_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # digits alone are a port, not a password
 _secrets: set[str] = set()
 
 

@@ -1,7 +1,7 @@
 """The run folder of a script that records: `run.json`, and two files under `raw/` for each ended episode.
 
-`NNNNNN.npz` is the raw episode. `NNNNNN.json` is its row in the run's table and is written last, so an episode is
-complete if its row exists. A crashed episode has only a row. Recording blocks of one process may share a folder.
+`NNNNNN.npz` is the raw episode. `NNNNNN.json` is the episode's row in the run's table, and is written last: an episode
+with a row is complete. A crashed episode has only a row. Recording blocks of one process may share a folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
-OWN_LOOP = "own loop"  # protocol of a loop recorded from outside: the planned episodes are unknown
+OWN_LOOP = "own loop"  # name of the protocol of a user's own loop, whose planned episodes are unknown
 _PARTIAL = ".partial"
 _RULES = "judged_with.json"  # written by `safevla score` if the rules are not the default ones
 _log = errors.get_logger(__name__)
@@ -59,7 +59,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim(path: Path) -> bool:
-    """Make or take over a folder; return False if another process has it. Raises `RunError` for another run's."""
+    """Make or take over a folder; return False if another process has it. Raises `RunError` if it is another run's."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir()
@@ -79,7 +79,7 @@ def _claim(path: Path) -> bool:
         lock = lock_folder(path)
     except errors.RunError:
         return False
-    if not _is_same_file(path / LOCK, lock):  # without locks, the folder's process may still run
+    if not _is_same_file(path / LOCK, lock):  # the file system has no locks: another process may still run
         os.close(lock)
         return False
     _claims[path] = lock
@@ -122,7 +122,7 @@ def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mappi
     """
     path = out.resolve()
     folder = _open_folders.get(path)
-    if folder is None or not (path / RUN).exists():  # if it was removed in the meantime, it is made again
+    if folder is None or not (path / RUN).exists():  # a folder that was removed is made again
         folder = RunFolder(out, volatile)
     folder.add_environment(env, rules)
     _open_folders[path] = folder
@@ -159,8 +159,8 @@ class RunFolder:
     def _take_turn(self) -> Iterator[None]:
         """Let only one thread write at a time. Raises `RunError` in a fork of the process that records."""
         if os.getpid() != self._process:
-            remedy = "Record in the process that makes the environment: record_until_closed."
-            raise errors.RunError("the process that started this one records here", remedy=remedy)
+            remedy = "Record in the process that makes the environment, with record_until_closed."
+            raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
         with self._lock:
             yield
 
@@ -193,7 +193,7 @@ class RunFolder:
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
-        """Read an existing folder, to continue it. Raises `RunError` for another host or protocol, or if damaged."""
+        """Read an existing folder, to continue it. Raises `RunError` for damage or another host or protocol."""
         place = errors.Place(file=str(self.path / RUN))
         try:
             self._written = (self.path / RUN).read_bytes()
@@ -208,7 +208,7 @@ class RunFolder:
                 place = errors.Place(file=str(path))
                 self._take_in(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"cannot be read: {type(error).__name__}: {error}"
+            problem = f"the file cannot be read: {type(error).__name__}: {error}"
             raise errors.RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
@@ -227,7 +227,7 @@ class RunFolder:
         and run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self._take_turn():
-            # Taken before writing: the garbage collection of another environment may write an episode meanwhile.
+            # The number is taken before writing: garbage collection of another environment may write an episode too.
             number, self._next = self._next, self._next + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
@@ -291,7 +291,7 @@ def require_policy_name(policy: object) -> None:
     """Raise `RunError` unless `policy` is a text that is not empty or blank."""
     if not isinstance(policy, str) or not policy.strip():
         remedy = "Give the name under which the episodes are reported."
-        raise errors.RunError(f"{policy!r} cannot name a policy", remedy=remedy)
+        raise errors.RunError(f"{policy!r} is not a valid name of a policy", remedy=remedy)
 
 
 def facts_of_the_day() -> dict[str, object]:
@@ -308,7 +308,7 @@ def is_of_killed_writer(path: Path) -> bool:
 def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
     """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` rejects."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
-        remedy = "Choose another --out, or remove it first."
+        remedy = "Choose another --out, or remove the folder first."
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
 
@@ -327,7 +327,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 def _shorten(path: Path) -> str:
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell's folder is the current one
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell is in the current folder
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -369,8 +369,8 @@ def _escape_character(character: str) -> str:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Logs a warning without locks
-    in the file system. Raises `RunError` if another process holds the lock, `FileError` if the file cannot be opened.
+    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Logs a warning if the file
+    system has no locks. Raises `RunError` if another process holds the lock, `FileError` if the file cannot be opened.
     """
     place = errors.Place(file=str(folder))
     while True:
@@ -385,14 +385,14 @@ def lock_folder(folder: Path) -> int:
         except (OSError, ImportError) as error:
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                remedy = "Wait for it or stop it, or choose another --out."
-                raise errors.RunError("another run is writing here", remedy=remedy, place=place) from None
+                remedy = "Wait for that run or stop it, or choose another --out."
+                raise errors.RunError("another run is writing to this folder", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
             _log.warning("%s: this file system has no locks: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor
-        os.close(descriptor)  # the last holder removed the file between our open and our lock
+        os.close(descriptor)  # the last holder removed the file after we had opened it
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
@@ -507,9 +507,9 @@ class RunWriter:
             reason: why the episode was stopped, or why its action is invalid.
             costs: for each step, the result of the simulator's own safety check, such as `info["cost"]`: a number, or
                 numbers by name. Costs are stored, but do not affect our verdicts.
-            header: the episode's `HEADER_FIELDS`; they override those of all episodes. `benchmark`, `task_id`,
+            header: the episode's `HEADER_FIELDS`; they override those of the constructor. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without `episode_id`, the
-                episodes of a task are numbered. Without `outcome`, it is `success` or `failure`.
+                episodes of a task are numbered. Without `outcome`, it follows from `success`.
 
         Raises:
             HostError: no episode has begun.
@@ -527,7 +527,7 @@ class RunWriter:
             raise _refuse("target_object", problem, "Name a target of the scene, or None.")
         if outcome not in episode.OUTCOMES or (outcome == "success") != fields["success"]:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
-            remedy = f"Use one of {', '.join(episode.OUTCOMES)}; only 'success' has success true."
+            remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _refuse("outcome", problem, remedy)
         episode.check_recorded_numbers(recording)
         if self._privileged:
@@ -535,7 +535,7 @@ class RunWriter:
         try:
             content = episode.encode_episode(recording)
         except (ValueError, TypeError) as error:
-            raise errors.RecordError(f"the header cannot be written: {error}", remedy="Correct its fields.") from None
+            raise errors.RecordError(f"the header cannot be written: {error}", remedy="Correct the header.") from None
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
@@ -550,7 +550,7 @@ class RunWriter:
         fields = {name: value for name, value in plain.items() if value is not None or name == "target_object"}
         absent = [name for name in required if name not in fields]
         if absent:
-            remedy = f"Required: {', '.join(required)}; pass them here or for the whole run."
+            remedy = f"Pass the required fields here or for the whole run: {', '.join(required)}."
             raise _refuse(absent[0], "the value is missing", remedy)
         task = TaskLabel(fields["benchmark"], fields["task_id"], "")
         number = self._folder.next_number(self._policy, task)
@@ -574,7 +574,7 @@ class RunWriter:
 
 def _read_field(name: str, value: object) -> Any:
     if name not in _FIELDS:
-        raise _refuse(name, "an episode has no such field", f"Fields: {', '.join(_FIELDS)}.")
+        raise _refuse(name, "an episode has no field of this name", f"Fields: {', '.join(_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value
     if name == "dt" and type(plain) is int:
         plain = float(plain)

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
 MERGED_M = 0.005  # boxes are merged if all points of the merged box are closer than this to the original boxes
-_RESOLUTION = 2.0**-22  # of motions: 0.24 µrad or µm, so that compressed records stay small
+_RESOLUTION = 2.0**-22  # resolution of motions, 0.24 µrad or µm, so that compressed records stay small
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,9 @@ class Part:
 
     body: str  # recorded body that the part belongs to; empty = none
     parent: int = WORLD
-    """Index of the parent, an earlier part; `WORLD` if the part is fixed; `TRACKED` if it has its body's recorded pose.
-    """
+    """Index of the parent, an earlier part. `WORLD` = the part is fixed; `TRACKED` = its pose is that of `body`."""
     motion: tuple[int, ...] = ()
-    """Components of the motion relative to the parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
+    """Components of the motion relative to the parent: 0 to 2 are a rotation vector, 3 to 5 are a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
     """Boxes in the part's frame, [K, 10]: center [m], quaternion wxyz and half sizes [m] of each."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
@@ -44,7 +43,7 @@ class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe the scene; `hand` has the indices of hand and finger parts, world poses are [P, 3] and [P, 4]."""
+        """Describe the scene. `hand` has the indices of hand and finger parts; world poses are [P, 3] and [P, 4]."""
         self._moving = [k for k, part in enumerate(parts) if part.motion]
         self._columns = [6 * k + axis for k, place in enumerate(self._moving) for axis in parts[place].motion]
         self._parents = [max(part.parent, WORLD) for part in parts]
@@ -113,7 +112,7 @@ def rotate(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def turn_back(quaternion: Floats, vector: Floats) -> Floats:
-    """Return world vectors [..., 3] in the frames of bodies with these orientations, unit quaternions wxyz [..., 4]."""
+    """Rotate world vectors [..., 3] into the frames of bodies, given the bodies' unit quaternions wxyz [..., 4]."""
     return rotate(quaternion * _INVERSE, vector)
 
 
@@ -129,7 +128,7 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Merge boxes, given as bytes of float64 [K, 10], if that extends them by less than `MERGED_M`. Cached."""
+    """Merge boxes, given as bytes of float64 [K, 10], if a merged box exceeds them by less than `MERGED_M`. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     added = np.zeros(len(boxes))
     while len(boxes) > 1:
@@ -161,8 +160,8 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _join_excess(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """For the box around boxes i and j, in the frame of i, return the largest distance by which it extends beyond them,
-    [K, K], inf if unknown, and its lower and upper corner, [K, K, 3] each.
+    """Enclose each two boxes i and j by one box in the frame of i. Return the largest distance by which the enclosing
+    box extends beyond i and j, [K, K], inf if unknown, and its lower and upper corner, [K, K, 3] each.
     """
     back, half = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center = rotate(back, boxes[None, :, :3] - boxes[:, None, :3])
@@ -171,7 +170,7 @@ def _join_excess(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     axes = rotate(turn, np.eye(3))
     reach = np.abs(rotate(turn, sides)).sum(axis=2)
     low, high = np.minimum(center - reach, -half), np.maximum(center + reach, half)
-    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # beyond box i alone
+    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # extension beyond box i alone
     slack = np.maximum.reduce([high - half, -half - low, high - center - reach, center - reach - low])
     gap = np.maximum(np.abs(center) - reach - half, 0.0) / 2.0
     squares = np.square(slack)

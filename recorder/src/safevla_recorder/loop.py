@@ -44,7 +44,7 @@ class RecordingSession:
     """The recording of one environment by `record`: a context manager that yields the environment."""
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
-        """Begin now; if the environment makes its simulator in its first reset, begin during that reset."""
+        """Begin recording now, or in the environment's first reset if this reset makes the simulator."""
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
@@ -99,7 +99,7 @@ class RecordingSession:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode as closing the environment does, then end the recording; further calls do nothing.
+        """End the running episode as if the environment was closed, then end the recording. Further calls do nothing.
 
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
@@ -118,7 +118,7 @@ class RecordingSession:
                 _log.warning("the recording could not be completed: %s", error)
 
     def _leave(self) -> None:
-        if os.getpid() != self._process:  # a forked copy of the process
+        if os.getpid() != self._process:  # this is a forked copy of the process
             return
         is_running = self._begun is not None and self._begun[0].is_running
         self.close_quietly("the process ended" if is_running or _has_failed() else "")
@@ -136,8 +136,8 @@ class RecordingSession:
 
 
 def _has_failed() -> bool:
-    """Return whether an exception ends this process; False for a `SystemExit` in the main process, now unknown."""
-    error = sys.exc_info()[1]  # set in a child of `multiprocessing` before Python 3.13
+    """Return whether an exception ends this process. A `SystemExit` of the main process is not known here."""
+    error = sys.exc_info()[1]  # only known in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
@@ -147,7 +147,7 @@ _exit_codes: list[int] = []
 
 
 def _watch_exit_code() -> None:
-    """Store the exit code of a `multiprocessing` child; since Python 3.13, exit handlers do not see its exception."""
+    """Store the exit code of a `multiprocessing` child; since Python 3.13, exit handlers see no exception."""
     if parent_process() is not None and sys.version_info >= (3, 13):
         with suppress(Exception):  # a private function of CPython; without it, the end counts as normal
             threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]
@@ -207,7 +207,7 @@ def record(
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds such an
-            environment or makes it in its first reset. If a reset replaces a closed one, the new one is recorded too.
+            environment or makes it in its first reset. If a reset replaces a closed one, the new is recorded too.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
@@ -219,7 +219,7 @@ def record(
         task_id: task id to record in place of the one that the task's BDDL file determines.
         init_states: the initial states of your loop, [count, state], if they are not the task's; an episode's index
             refers to them.
-        privileged: whether the policy sees simulator state that no robot has; reports mark it.
+        privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
         worker: the name of this process if several processes record at once, each into its own `out`. This name is in
             the episodes' ids, so that the folders can be judged together.
         goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
@@ -248,7 +248,7 @@ def record(
     def begin(found: object) -> tuple[EpisodeCutter, RunFolder, Undo]:
         recordable = find_recordable(found, goal)
         if recordable.is_recorded:
-            raise HostError("the environment is being recorded already", remedy="Record it once.")
+            raise HostError("the environment is being recorded already", remedy="Call record only once.")
         task = recordable.task
         recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
         if init_states is not None:
@@ -268,7 +268,7 @@ def record(
 def record_until_closed(
     env: Env, policy: str, out: str | Path, *, worker: int | str | None = None, **options: object
 ) -> Env:
-    """Return `env`, recorded until it is closed or its process ends. Use it where environments are made, such as
+    """Return `env`, recorded until it is closed or its process ends. Call this where environments are made, as in
 
     `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
@@ -302,7 +302,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
         try:
             found = entry.load()(env)
             if not isinstance(found, (RecordableEnv, type(None))):
-                raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
+                raise TypeError(f"the result is {type(found).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
         except Exception as error:  # an entry point may raise anything; the others are still asked
@@ -323,21 +323,21 @@ def known_kinds() -> list[type]:
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by that name."""
     # `entry_points()` is not used: its form differs between Python versions, and old ones give no distributions.
-    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first one counts
+    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first counts
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
 def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
-        remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
+        remedy = "In each worker, record its environment: record_until_closed(env, policy, out, worker=N)."
         problem = "a vector of environments cannot be recorded, since its workers are other processes"
         return HostError(problem, remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
-        "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it; import the simulator before. "
-        f"record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
-        "any other simulator is recorded by docs/howto/another-engine.md."
+        "Import the simulator, then pass its own environment (env.unwrapped) or a wrapper of this environment. "
+        f"record() supports libero, robocasa and the environments of the entry points {ENVIRONMENTS}; "
+        "for any other simulator, see docs/howto/another-engine.md."
     )
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
@@ -345,5 +345,5 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
 def _worker_name(worker: int | str | None) -> str | None:
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")
+        raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")
     return name

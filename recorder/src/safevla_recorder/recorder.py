@@ -66,7 +66,7 @@ def assemble_recording(
     channels: Mapping[str, object],
     supported: Bools | None = None,
 ) -> EpisodeArrays:
-    """Return an episode, with `channels` as its other fields. Without finger groups, its grips are None."""
+    """Return an episode, with `channels` as its other fields. If there are no finger groups, grips are None."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
@@ -105,18 +105,18 @@ class EpisodeLog(ABC):
         """Return the fields of an `EpisodeArrays` for these rows."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
-        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`. At the
-        end of each later control step, `source` must hold the step's contacts; None = contacts are not recorded.
+        """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
+        At the end of each later control step, `source` must hold the step's contacts; None = contacts are not recorded.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        self._ends: list[int] = []  # number of substeps copied by the end of each record whose contacts are not decoded
+        self._ends: list[int] = []  # number of substeps until the end of each record whose contacts are not decoded
         self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # a record whose contacts were decoded before its end; it is refused
+        self._torn: int | None = None  # a record whose contacts were decoded too early; it is refused
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -125,7 +125,7 @@ class EpisodeLog(ABC):
     def require_episode(self) -> None:
         """Raise `HostError` if no episode has begun."""
         if not self._rows:
-            raise HostError("no episode has begun", remedy="Call begin first, after settling or a refused substep.")
+            raise HostError("no episode has begun", remedy="Call begin after settling, and after a refused substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step driven by `action` [A], and decode contacts every `BLOCK` steps. Raises
@@ -133,7 +133,7 @@ class EpisodeLog(ABC):
         some of its contacts are lost; or if the source cannot return its contacts.
         """
         if np.iscomplexobj(action):
-            raise HostError("an action of complex numbers", remedy="Correct the policy's output.")
+            raise HostError("the action has complex numbers", remedy="Correct the policy's output.")
         if self._torn == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
@@ -208,7 +208,7 @@ class EpisodeLog(ABC):
 
 
 class WritableEpisode(Protocol):
-    """An episode that a `RunWriter` can write: a recorder's, or the ended episode of one of many worlds."""
+    """An episode that a `RunWriter` can write: that of a recorder, or the ended episode of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts are left out; list and pairs are sorted."""
@@ -224,7 +224,7 @@ Shape = Hashable  # the simulator's own key of a collision shape, such as PyBull
 Contact = Tuple[Shape, Shape, ArrayLike]
 """Two shapes that touch, and the norm of the force between them at one point [N]; for vectors see `SceneMap.forces`.
 
-Every listed point counts as a contact. So leave out points at which shapes are only close, which Bullet also lists.
+Every listed point counts as a contact, so leave out points where shapes are only close. Bullet lists such points, too.
 """
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
 """Position [3] in m and unit quaternion [4] wxyz, in the world frame; None = only the position."""
@@ -258,7 +258,7 @@ class SceneMap:
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
     """The recorded forces of contacts. With `net_force_n`, each contact has the vector of the force on its second
-    shape, in the world frame [N], [3]; with `net_force_n` alone, it is the net force of two shapes, as in GPU engines.
+    shape, in the world frame [N], [3]. With `net_force_n` alone, it is the net force of both shapes, as in GPU engines.
     """
     torque_source: str | None = None
     """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
@@ -271,7 +271,7 @@ class SceneMap:
     def __post_init__(self) -> None:
         """Raise `HostError` for an unknown role, force or finger, and for bodies or fixture parts without a role."""
         if not self.forces or not set(self.forces) <= set(FORCES):
-            raise HostError(f"the forces are {list(self.forces)}", remedy=f"Name one or both of {', '.join(FORCES)}.")
+            raise HostError(f"the forces are {list(self.forces)}", remedy=f"Give one or both of {', '.join(FORCES)}.")
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
@@ -279,7 +279,7 @@ class SceneMap:
         of_parts = {part.body for part in self.parts if part.body}
         nameless = sorted({*self.shapes.values(), *fixture_parts, *of_parts} - set(self.roles))
         if nameless:
-            raise HostError(f"{nameless[0]} has no role", remedy=f"Name one in `roles`: {', '.join(ROLES)}.")
+            raise HostError(f"{nameless[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
         self._places.update({shape: place for place, shape in enumerate(self.shapes)})
         for shape in (shape for group in self.fingers or () for shape in group):
             self.place_of(shape)
@@ -289,7 +289,7 @@ class SceneMap:
         try:
             return self._places[shape]
         except KeyError:
-            remedy = "Name the body that owns each shape that can touch."
+            remedy = "Map each shape that can touch to the body that owns it."
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
 
     def require_parts(self, count: int) -> None:
@@ -363,14 +363,14 @@ class EpisodeRecorder(EpisodeLog):
     ) -> None:
         """Take record 0, the settled state. Readings whose arguments are None are not recorded in this episode.
 
-        The previous episode is dropped, even if this raises for an unknown shape.
+        The previous episode is dropped, even if an unknown shape raises an error.
 
         Args:
             contacts: the contacts of this instant; None = the simulator does not report contacts.
             poses: poses of the tracked bodies, by name.
-            eef: pose of the end effector; with several arms, a pose for each arm by name.
-            torques_nm: torques of the arm's joints [J], base first [N·m]; with several arms, for each arm by name.
-                Every substep must then pass torques.
+            eef: pose of the end effector; with several arms, a mapping from each arm's name to its pose.
+            torques_nm: torques of the arm's joints [J], base first [N·m]; with several arms, a mapping from each
+                arm's name to its torques. Every substep must then pass torques.
             state: all numbers that determine the simulator's state, flat, [S].
             parts: poses of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds, by name.
@@ -380,7 +380,7 @@ class EpisodeRecorder(EpisodeLog):
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
-            raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
+            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
         self._rows = []
         self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
         self._has_contacts = contacts is not None
@@ -403,17 +403,17 @@ class EpisodeRecorder(EpisodeLog):
         owned = [body for arm in self._arms.values() for body in arm.bodies]
         strange = sorted(body for body in owned if self.scene.roles.get(body) != "robot" or owned.count(body) > 1)
         if len(self._arms) < 2 or not all(name and isinstance(name, str) for name in self._arms):
-            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more, or pass none for one arm.")
+            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more arms; for one arm, pass none.")
         if strange:
-            raise HostError(f"{strange[0]} is not a body of the robot and of one arm", remedy=remedy)
+            raise HostError(f"{strange[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
-            raise HostError("the scene and its arms have fingers", remedy=remedy)
+            raise HostError("both the scene and its arms have fingers", remedy=remedy)
         groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
         fingers = [shape for _, group in groups for shape in dict.fromkeys(group)]
         for arm, shape in ((arm, shape) for arm, group in groups for shape in group):
             self.scene.place_of(shape)
             if self.scene.shapes[shape] not in arm.bodies or fingers.count(shape) > 1:
-                raise HostError(f"the finger {shape!r} is not of one finger group of its arm", remedy=remedy)
+                raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
         geoms = self.scene.map_geoms()
@@ -426,12 +426,12 @@ class EpisodeRecorder(EpisodeLog):
 
     def _values_by_arm(self, values: Any, what: str) -> list[Any]:
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
-            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping: {', '.join(self._arms)}.")
+            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping from {', '.join(self._arms)}.")
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
         if not self._arms and isinstance(eef, Mapping):
-            raise HostError("a pose of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
+            raise HostError("poses by arm, but no arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
         poses = [() if pose is None else pose for pose in self._values_by_arm(eef, "poses of the end effectors")]
@@ -444,15 +444,15 @@ class EpisodeRecorder(EpisodeLog):
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
         if not self._arms and isinstance(torques_nm, Mapping):
-            raise HostError("torques of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
+            raise HostError("torques by arm, but no arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or torques_nm is None:
             return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
         by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
         if any(own.ndim != 1 for own in by_arm):
-            raise HostError("the torques of an arm are not a list", remedy="Pass a number for each joint of each arm.")
+            raise HostError("the torques of an arm are not a list", remedy="Pass a list of one number for each joint.")
         joints = dict(zip(self._arms, map(len, by_arm)))
         if joints != (self._joints or joints):
-            raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints.")
+            raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints again.")
         self._joints = joints
         return np.concatenate(by_arm)
 
@@ -462,11 +462,11 @@ class EpisodeRecorder(EpisodeLog):
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
         torques of each arm by name.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed either
-        here or in record 0 but not both, or torques are of other joints. The substep and the episode are then lost.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed here but
+        not in record 0 or the reverse, or torques are of other joints. Such an error ends the episode.
         """
         self.require_episode()
-        rows, self._rows = self._rows, []  # restored below if this substep succeeds
+        rows, self._rows = self._rows, []  # the episode is lost unless this substep succeeds
         torques = self._join_torques(torques_nm)
         told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
@@ -488,7 +488,7 @@ class EpisodeRecorder(EpisodeLog):
         subgoals: Mapping[str, bool] | None = None,
     ) -> None:
         """Add the record of the control step driven by `action` [A]. Call this right after the step's last physics
-        substep, whose torques become the record's.
+        substep, since the record has the torques of this substep.
 
         Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
         families or sizes differ from those of record 0, or if records were read in the middle of this control step.
@@ -551,7 +551,7 @@ class _ContactBuffer:
         place_of, substep, listed = self._place_of, self._substeps, list(contacts)
         size = 3 if "net_force_n" in self._forces else 1
         if any(np.size(force) != size for _, _, force in listed):
-            remedy = "Give vectors [3] if the scene's `forces` name net_force_n, norms otherwise."
+            remedy = "Give vectors [3] if the scene's `forces` contain net_force_n; otherwise, give norms."
             raise HostError(f"the force of a contact is not {'a vector' if size == 3 else 'one number'}", remedy=remedy)
         self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in listed]
         self._force_n += [np.array(force, dtype=np.float64) if size == 3 else float(force) for _, _, force in listed]  # type: ignore[arg-type]
@@ -572,7 +572,7 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
-        problem = f"{differing[0]}: differs from record 0"
+        problem = f"{differing[0]}: this differs from record 0"
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 

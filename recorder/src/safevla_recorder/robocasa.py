@@ -1,8 +1,8 @@
 """A RoboCasa kitchen that a user's script made: its hooks, its task, and the seed of each reset.
 
-A goal (`robocasa_goals.json`) is a verb followed by names. A name is that of an object of the episode, or of an
-attribute of RoboCasa's task that holds a fixture. With the verbs `in`, `on` and `under`, the first object is the
-target. With `at`, the goal moves the robot. With any other verb, it moves the fixture.
+A goal (`robocasa_goals.json`) is a verb followed by names of objects in the episode, or of attributes of RoboCasa's
+task that hold fixtures. With the verbs `in`, `on` and `under`, the first object is the target. With `at`, the goal
+moves the robot. With any other verb, the goal moves the fixture.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
-"""Lists in RoboCasa's description whose order is that of a Python set and differs between processes: line 2962 of
-`models/objects/kitchen_objects.py` 1.0.0 fills `OBJ_GROUPS` in it. RoboCasa only tests membership in the lists."""
+"""Lists in RoboCasa's description of an episode whose order differs between processes: RoboCasa 1.0.0 fills them from a
+Python set (`models/objects/kitchen_objects.py`, line 2962). RoboCasa only tests membership in these lists."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
@@ -85,7 +85,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        remedy = "Omit init_states; the seed determines the start."
+        remedy = "Leave out init_states: the seed determines the start."
         raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
@@ -188,13 +188,13 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
         if len(words) < 2 or not all(isinstance(word, str) for word in words):
-            remedy = 'Give a verb and names: goal=("in", "obj", "container") or goal=("open", "drawer").'
+            remedy = 'Give a verb and names, such as goal=("in", "obj", "container") or goal=("open", "drawer").'
             raise HostError(f"{goal!r} is not a valid goal", remedy=remedy)
         return words
     if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
         example = 'goal=("in", "obj", "container") or goal=("open", "drawer")'
-        remedy = f"Pass it to record: {example}, by the names in the task. Known: {', '.join(goals)}."
+        remedy = f"Pass the goal to record, as in {example}, with the task's names. Known: {', '.join(goals)}."
         raise HostError(problem, remedy=remedy)
     return goals[task]
 
@@ -238,9 +238,9 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
-    The result is the same in every process, because sets are sorted, and so are RoboCasa's lists with the order of a
-    set. A text with `/objects/` is cut to the part after the last one. Other values become their `name`, or else their
-    text without memory addresses.
+    The result is the same in every process: sets are sorted, and RoboCasa's lists with the order of a set are sorted
+    too. A text with `/objects/` is cut to the part after the last `/objects/`. Other values become their `name`, or
+    else their text without memory addresses.
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}

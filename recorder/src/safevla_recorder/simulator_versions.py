@@ -21,7 +21,7 @@ _log = get_logger(__name__)
 class KnownDifference:
     """A difference that versions of a package show from `since` up to, but not including, `before`; None = no limit.
 
-    `tasks` are the tasks in which it was found, as `benchmark/task_id` or a whole benchmark; empty = everywhere.
+    `tasks` are the tasks that show the difference, as `benchmark/task_id` or a whole benchmark; empty = all tasks.
     """
 
     host: str
@@ -72,8 +72,8 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return a record's results-version: how many changes of results there were up to its safevla version; None if
-    `versions` lacks this version.
+    """Return a record's results-version: how many changes of results there were up to its version of safevla-bench or
+    safevla-recorder; None if `versions` lacks both.
 
     Records of one results-version can be compared, regardless of package versions.
     """

@@ -79,7 +79,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better_by_task: str | None = None  # the policy that is better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but episodes without a value could change that."""
-    undecided_by_task: bool = False  # the same as `undecided`, but for tasks like these
+    undecided_by_task: bool = False  # the counterpart of `undecided` for tasks like these
     no_verdict: str = ""  # why a verdict on these tasks is impossible, regardless of the p-value; "" = possible
     tasks_needed: int | None = None
     """The number of tasks that `p_by_task` needs to be significant at all; null if there are enough tasks."""

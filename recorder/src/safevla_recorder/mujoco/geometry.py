@@ -77,7 +77,7 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     collide = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # available since MuJoCo 2.3
+    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # geom_aabb exists since MuJoCo 2.3
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]

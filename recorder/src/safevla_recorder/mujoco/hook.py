@@ -26,8 +26,8 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     """Call `after` after every successful call of `owner.method`, on this instance only; return a function that undoes
     it.
 
-    `owner.method` must advance physics by one substep, like the method of robosuite's `MjSim`, which each reset
-    replaces. Raises `HostError` if `owner` is a wrapper or has no such method.
+    `owner.method` must advance physics by one substep, as `step` of robosuite's `MjSim` does. Each reset of robosuite
+    makes a new `MjSim`. Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
     undo = hook_call(owner, method, after=lambda *_, **__: after())
@@ -41,8 +41,8 @@ def _do_nothing(*_: object, **__: object) -> None: ...
 def hook_call(
     owner: object, method: str, before: Callable[[], object] = _do_nothing, after: Callable[..., object] = _do_nothing
 ) -> Undo:
-    """Call `before()` before each `owner.method(...)` of this one instance or class, and `after(result, ...)`, with the
-    call's arguments, after it unless it raises. Return a function that removes both hooks.
+    """Call `before()` before each `owner.method(...)` of this one instance or class, and `after(result, ...)` with the
+    call's arguments after each call that does not raise. Return a function that removes both hooks.
     """
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -117,8 +117,8 @@ def _require_owner(owner: object, method: str) -> None:
         raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
         remedy = (
-            "Pass the object whose method makes the physics steps: env.unwrapped, not a vector of environments, whose "
-            "members are hooked where each is made."
+            "Pass the object whose method makes the physics steps: env.unwrapped, not a vector of environments. Hook "
+            "each environment of a vector where it is made."
         )
         raise HostError(f"{name} has no method {method}", remedy=remedy)
 

@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class SceneArm:
-    """One arm of a model: its recorded bodies (only if there are several arms), and fields as in `Scene`."""
+    """One arm of a model. `bodies` are its recorded bodies (only with several arms); other fields are as in `Scene`."""
 
     bodies: Collection[str] = ()
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -61,13 +61,13 @@ class Scene:
     """Geom ids of the gripper's two finger groups; None = there is no gripper, and grips are not recorded."""
     eef_site: int | None = None  # site of the end effector; None = the end effector's pose is not recorded
     arm_dofs: tuple[int, ...] = ()
-    """Velocity addresses of the arm's joints, base first; () = no joint has an actuator; torques are not recorded."""
+    """Velocity addresses of the arm's joints, base first; () = no joint has an actuator: torques are not recorded."""
     apart_substeps: int = 1
-    """Successive substeps that a resting pair of geoms must be apart to count (docs/explanation/fidelity.md)."""
+    """Substeps for which a resting geom pair must stay apart before it counts (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
     """The recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
     arms: Mapping[str, SceneArm] = field(default_factory=dict)
-    """Several arms by name, in the order of the record; fingers, site and joints are then those of the arms."""
+    """Several arms by name, in the order of the record. They replace `fingers`, `eef_site` and `arm_dofs` above."""
 
     @property
     def all_arms(self) -> tuple[SceneArm, ...]:
@@ -86,7 +86,7 @@ class Scene:
         owners = {self.body_name[body] for body in model.geom_bodyid}
         nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
         if nameless:
-            remedy = "Give it one in `roles`: robot, target, bystander or furniture."
+            remedy = "Give the body a role in `roles`: robot, target, bystander or furniture."
             raise HostError(f"the body {nameless[0]!r} has no role", remedy=remedy)
         unknown = sorted({part for parts in self.fixtures for part in parts} - set(self.body_name))
         if unknown:
@@ -139,7 +139,7 @@ def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of `root` and the bodies below it that have joints, ascending."""
+    """Return the ids of bodies that have joints, among `root` and all bodies below it, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -198,14 +198,14 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
 
 
 _BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
-"""MuJoCo's constants for a box, and for a slide and a hinge; least half size [m] of a box that marks an interior."""
+"""MuJoCo's numbers of a box geom and of slide and hinge joints; least half size [m] of a box that marks an interior."""
 _INSIDES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
 @dataclass(frozen=True)
 class _Door:
-    """A door or drawer: its joint's address in `sim_state`, closed position and travel [m or rad], and the boxes of its
-    interior: body, center [3] and quaternion [4] in the body's frame, half sizes [3].
+    """A door or drawer: its joint's address in `sim_state`, closed position and travel [m or rad], and its interior's
+    boxes. A box has a body, a center [3] and quaternion [4] in the body's frame, and half sizes [3].
     """
 
     name: str
@@ -253,7 +253,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 ReadSubgoals = Callable[[], Mapping[str, bool]]
 """A function that returns whether each predicate of the goal holds now, by name; {} = unknown."""
 _UNSTABLE_START = (
-    "The episode is lost, and another attempt with the same start would be too: look for overlapping bodies and large "
+    "The episode is lost, and a second attempt with this start would fail too: look for overlapping bodies and large "
     "velocities in its initial state. Your own loop must call mujoco.mj_resetData before each episode."
 )
 
@@ -280,7 +280,7 @@ class Recorder(EpisodeLog):
         """
         super().__init__()
         if getattr(model, "nflex", 0):
-            raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
+            raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
         if unstable_steps(data) != unstable:
             problem = "the simulation became unstable before the first record, and MuJoCo has reset its state"
             raise HostError(problem, remedy=_UNSTABLE_START)
@@ -315,7 +315,7 @@ class Recorder(EpisodeLog):
         self._torques.append(self._actuator.copy())
 
     def try_substep(self) -> None:
-        """Copy a substep like `record_substep`, but leave its errors for the next `record_step` to raise."""
+        """Copy a substep as `record_substep` does, but let the next `record_step` raise any error."""
         try:
             self.record_substep()
         except Exception as error:
@@ -353,7 +353,7 @@ class Recorder(EpisodeLog):
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != passed or not recorded:
             problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._rows)}"
-            remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
+            remedy = "Call record_substep once after each; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
@@ -404,7 +404,7 @@ class Recorder(EpisodeLog):
 def attach_recorder(
     simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0, read_subgoals: ReadSubgoals = dict
 ) -> tuple[Recorder, Undo]:
-    """Return a recorder of robosuite's `MjSim`, which is called after each `method`, and a function that removes this
+    """Return a recorder that is called after each `method` of robosuite's `MjSim`, and a function that removes this
     hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`; errors in later
     substeps are raised by `record_step`.
     """
@@ -437,9 +437,9 @@ def _to_quaternion(matrix: Floats) -> Floats:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield once per settling step, a control step that the caller makes in the simulation of `data`: `wait_steps`
-    times, then up to `rest_steps` times until all `objects` (name -> body that flies free or slides) are at rest: at
-    most 0.05 m/s after two successive steps, because a thrown object is also slow at the top of its flight.
+    """Yield once per settling step, a control step that the caller makes in the simulation of `data`. Yields
+    `wait_steps` times, and then up to `rest_steps` times, until all `objects` (bodies that fly free or slide, by name)
+    are at rest: at most 0.05 m/s after two steps in a row, since a thrown object is slow at the top of its flight, too.
     """
     slow_steps = 0
     for step in range(wait_steps + rest_steps):
@@ -456,7 +456,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
-        message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (%s)"
+        message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (task %s)"
         _log.warning(message, name, speed_m_s, task_id)
 
 

@@ -1,11 +1,11 @@
 """Make a robosuite environment step faster with identical bits, by skipping repeated computations.
 
-Between two actions, robosuite runs its controllers once per substep. Each time it looks names up, reads limits, copies
-Jacobians, and asks every observable whether it needs a sample. With this module, the first substep of a control step is
-robosuite's own. The other substeps do the same arithmetic on the same numbers in the same order, but reuse what the
-first one looked up. The replaced methods are those of robosuite 1.4 and 1.5 in `replaced_methods.json`; if a class or a
-hook has a different method, that method is called. robosuite also computes the forward dynamics of one state up to
-three times per substep: see `ForwardDynamics`.
+Between two actions, robosuite runs its controllers once per substep. Each time, it looks up names, reads limits, copies
+Jacobians, and asks every observable whether it needs a sample. With this module, robosuite's code runs in the first
+substep of a control step. The other substeps do the same arithmetic on the same numbers in the same order, but reuse
+what the first substep looked up. The replaced methods are those of robosuite 1.4 and 1.5 in `replaced_methods.json`. If
+a class or a hook has a different method, that method is called. robosuite also computes the forward dynamics of one
+state up to three times per substep: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def speed_up(env: object) -> Undo:
         raise HostError(problem, remedy="Pass an environment of robosuite, LIBERO or RoboCasa, or a wrapper of one.")
     version = str(sys.modules["robosuite"].__version__)
     if not version.startswith(_VERSIONS):
-        raise HostError(f"robosuite {version} cannot be sped up", remedy="Only 1.4 and 1.5 are known here.")
+        raise HostError(f"robosuite {version} cannot be sped up", remedy="Use robosuite 1.4 or 1.5.")
     return _SpeedUp(domain).undo
 
 
@@ -57,17 +57,17 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = None  # robots in the current control step
+        self._robots: list[_Robot14 | _Robot15] | None = None  # faster robots; None = robosuite's own
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release, self._attach),
-            hook_call(env, "_destroy_sim", self._release),  # so that the old model does not stay in memory
+            hook_call(env, "_destroy_sim", self._release),  # frees the old model
         ]
         if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._act))
             self._hooks.append(wrap_method(env, "_update_observables", self._observe))
         self._own_action = vars(env).get("_pre_action")
-        self._observables: list[Any] | None = None  # in the current control step; None = not looked up
-        self._parts: dict[Any, _Controller] = {}  # by robosuite's controller
+        self._observables: list[Any] | None = None  # those of the current control step; None = not looked up
+        self._parts: dict[Any, _Controller] = {}  # maps each controller of robosuite to the faster one
         self._attach()
         # robosuite collects garbage at each reset, which takes 0.1 s if imported objects are not frozen.
         self._is_freezing = not gc.get_freeze_count()
@@ -111,13 +111,13 @@ class _SpeedUp:
             for robot in self._robots:
                 robot.control(action[first : first + robot.size])
                 first += robot.size
-        except BaseException:  # no later substep would end the trust in the dynamics
+        except BaseException:  # stop trusting the dynamics, since no later substep does
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
 
     def _observe(self, original: Callable[..., object], force: bool = False) -> None:
-        """Update the observables that are due for a sample; for others, only count the time since their last."""
+        """Update observables that are due for a sample. For others, only count the time since their last sample."""
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -144,8 +144,8 @@ class ForwardDynamics:
 
     Kinematics, collisions and velocities depend only on state and model, so the second and third call in a substep can
     skip them. Actuation and constraint forces are solved in every call: controls and applied forces may change, and
-    each solution is the solver's next starting point. Calls are MuJoCo's own outside a trusted substep, with
-    integrators other than Euler's, and with callbacks, plugins or flexible bodies.
+    each solution is the solver's next starting point. MuJoCo's full functions are called outside a trusted substep,
+    with integrators other than Euler's, and with callbacks, plugins or flexible bodies.
     """
 
     def __init__(self, simulation: Any) -> None:
@@ -165,14 +165,14 @@ class ForwardDynamics:
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Trust or distrust the current substep, whose calls then skip what the last full call computed. It is trusted
-        if the code between the calls writes only to controls (`code_between`), and no foreign hook is called there.
+        """Trust or distrust the current substep. Calls in a trusted substep skip what the last full call computed. A
+        substep is trusted if code between the calls writes only to controls (`code_between`), and no foreign hook runs.
         """
         may_trust = code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
-        """Trust another substep of the same control step if the last `trust` did."""
+        """Trust another substep of the same control step if the last call of `trust` trusted the first."""
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -300,7 +300,7 @@ class _Robot15:
 def _find_law(
     controller: Any, kind: Callable[[Any], _Controller], parts: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return a controller's own `run_controller`, or that of a faster one in `parts`, which is made if missing."""
+    """Return a controller's own `run_controller`, or `run` of a faster controller in `parts`, made if missing."""
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Speed15(controller).run
@@ -331,7 +331,7 @@ class _Speed15:
 
 
 class _Controller:
-    """A faster controller: its inputs (joints, their masses, a site and its Jacobian) and its control law."""
+    """A faster controller, with inputs (joints, masses of joints, a site and its Jacobian) and a control law."""
 
     _update: Callable[[], None]
     _solve: Callable[[], Floats]
@@ -429,7 +429,7 @@ class _Part15(_Controller):
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
-        """Whether this controller follows its frame's site, as a composite controller's `update_state` does."""
+        """Whether this controller updates its own origin, so that the composite controller need not do so."""
         if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))
