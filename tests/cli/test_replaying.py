@@ -58,4 +58,4 @@ def test_results_of_others_are_printed_as_rates_and_what_was_not_recorded(safevl
     assert [cell["value"] for cell in table["rows"][0][-3:]] == [None, None, None]
     assert "nothing to judge" in safevla.refuses("score", file, "--out", tmp_path / "scored")
     for command in (("episodes", file), ("convert", file, tmp_path / "a.parquet"), ("tables", file)):
-        assert "prints its success" in safevla.refuses(*command)
+        assert "prints the success" in safevla.refuses(*command)

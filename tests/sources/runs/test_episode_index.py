@@ -179,9 +179,9 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     archive.write_archive(path, concatenate_batches(EPISODES))
     index = runs_episode_index.scan([path])
     archive.write_archive(path, concatenate_batches(EPISODES[1:]))
-    with pytest.raises(RunError, match="changed during reading"):
+    with pytest.raises(RunError, match="changed while it was read"):
         list(index.read_chunks())
-    with pytest.raises(RunError, match="changed during reading"):
+    with pytest.raises(RunError, match="changed while it was read"):
         index.read_episodes([0])
 
 

@@ -80,10 +80,10 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ([], "of 1 shards these are missing: 1"),
-        ([2], "of 3 shards these are missing: 1, 3"),
+        ([], "of 1 shards, these are missing: 1"),
+        ([2], "of 3 shards, these are missing: 1, 3"),
         ([1, 2, 3, 2], "shard 2/3 is given twice: .*shard-2 and .*shard-2$"),
-        ([1, 1, 3], "shard 1/3 is given twice: .*\n  of 3 shards these are missing: 2"),
+        ([1, 1, 3], "shard 1/3 is given twice: .*\n  of 3 shards, these are missing: 2"),
     ],
 )
 def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, message):
@@ -113,7 +113,7 @@ def test_a_plan_of_any_number_of_shards_is_compared_without_a_list_of_them(shard
 def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, changes, message):
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, **{"shard": Shard(3, 3), **changes}), stranger)
-    with pytest.raises(RunError, match="its plan differs") as raised:
+    with pytest.raises(RunError, match="plan of this shard differs") as raised:
         merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert message in str(raised.value)
 
@@ -214,7 +214,7 @@ def test_a_result_that_is_there_stays_if_it_is_equal_and_intact_and_is_refused_o
     assert len(merge_shards(shards[::-1], tmp_path / "merged")) == 12
     assert contents(tmp_path / "merged") == before
     other = roll_shards(tmp_path / "other", 3, replace(REQUEST, seed=1))
-    with pytest.raises(RunError, match="these shards make"):
+    with pytest.raises(RunError, match="differs from the merged shards"):
         merge_shards(other, tmp_path / "merged")
     assert contents(tmp_path / "merged") == before
     (part,) = archive_parts(tmp_path / "merged")
@@ -251,7 +251,7 @@ def test_the_status_of_shards_lists_each_that_is_wanted_with_its_command(shards,
     [
         ("safevla eval --shard 1/3 --out runs/2024", "safevla eval --shard 2/3 --out runs/2024-2"),
         ("safevla eval --shard 1/3 --out 'a 1'", "safevla eval --shard 2/3 --out 'a 2'"),
-        ("safevla eval --out 'a", "its command, with --shard 2/3 and another --out"),
+        ("safevla eval --out 'a", "the command of another shard, with --shard 2/3 and another --out"),
     ],
 )
 def test_the_folder_of_a_missing_shard_has_its_number(shards, command, wanted):

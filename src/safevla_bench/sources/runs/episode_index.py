@@ -1,4 +1,4 @@
-"""The index of the episodes of sources. One scan builds the index; then each episode can be read again.
+"""The index of the episodes in sources. One scan builds the index; then each episode can be read again.
 
 Archives of any size are judged with memory for only a few episodes.
 """
@@ -27,7 +27,7 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # size of a batch to judge: some tens of megabytes
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # minimum size of a batch to judge: records, or bytes
 KEPT_BYTES = 1 << 26  # the valid episodes are kept in memory up to this total size, else read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class EpisodeNote(NamedTuple):
     is_privileged: bool  # true if the policy saw privileged state
     earlier_resets: int | None  # resets since the environment was seeded, on which the poses of fixtures depend
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
-    start_marks: tuple[str, ...]  # header fields that mark a start which is not the suite's
+    start_marks: tuple[str, ...]  # header fields which say that the suite lacks this start
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int
     place: int  # index among all episodes of its source, including invalid ones
@@ -54,7 +54,7 @@ class EpisodeIndex:
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]  # episodes whose record was lost in a damaged file, if a run's table names them
-    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they are few
+    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit `KEPT_BYTES`
 
     def __len__(self) -> int:
         return len(self.notes)
@@ -90,7 +90,7 @@ class EpisodeIndex:
 
     @property
     def absent(self) -> list[AbsentEpisode]:
-        """Planned episodes of all sources that crashed or are missing; those with a lost record are in `lost`."""
+        """Planned episodes of all sources that crashed or are missing; episodes with a lost record are in `lost`."""
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
@@ -108,18 +108,18 @@ class EpisodeIndex:
             policy, episode_id = note.header.key
             other, path = seen.setdefault(note.header.key, note.source), self.sources[note.source].path
             if other != note.source:
-                problem = f"policy {policy!r} has this episode in {self.sources[other].path} too"
+                problem = f"policy {policy!r} has the same episode in {self.sources[other].path}"
                 remedy = (
-                    "Name each source once. Such episodes would count twice in one table: leave the policy (noop, "
-                    "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
-                    "`safevla compare`, which judges each source alone."
+                    "Name each source once. In one table, an episode in two sources would count twice: record the "
+                    "policy (such as noop) in one run only, show different policies under different names (NAME=PATH), "
+                    "or use `safevla compare`, which judges each source alone."
                 )
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all valid episodes in batches, in order, each batch of one source. Episodes at the indices `wanted` are
-        appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer or more episodes than
-        at the scan.
+        """Yield all valid episodes in batches, in order; the episodes of a batch are from one source. Episodes at the
+        indices `wanted` are appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer
+        or more episodes than at the scan.
         """
         wanted = frozenset(wanted)
         for number, (source, indices) in enumerate(self.by_source()):
@@ -143,7 +143,7 @@ class EpisodeIndex:
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
-        """Return the episodes at these indices, in the order given; None for no indices. Only these episodes are
+        """Return the episodes at these indices, in the order given; None if `indices` is empty. Only these episodes are
         decoded. Raises `RunError` if a source no longer has one of them at its location.
         """
         chosen = [self.notes[int(k)] for k in indices]
@@ -160,14 +160,14 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order: with their records at `indices`, and with only header and length elsewhere."""
+        """Return all episodes in order: those at `indices` with their records, others with only header and length."""
         chosen = sorted(set(indices))
         full = self.read_episodes(chosen)
         batch = self.append_headers([] if full is None else [full], chosen)
         return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of the batches, which are at `indices`, then all others with only header and length."""
+        """Return the episodes of `batches`, which are at `indices`, then all others with only header and length."""
         rest = self._others(indices)
         return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
@@ -183,7 +183,7 @@ class EpisodeIndex:
 
 
 class Scan:
-    """One pass over sources: iteration yields their episodes, some at a time, and `index` then returns their index."""
+    """One pass over sources: iteration yields batches of episodes; then `index` returns the index of all episodes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
@@ -245,7 +245,7 @@ class Scan:
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged]
 
     def _share_values(self, header: Header) -> Header:
-        """Return the header, with values that are stored only once for all episodes that have equal ones."""
+        """Return the header with shared values: a value that several episodes have is stored only once."""
         own = {name: getattr(header, name) for name in _SHARED}
         keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in own.items()}
         return replace_fields(header, **{n: self._shared.setdefault((n, keys[n]), value) for n, value in own.items()})
@@ -263,7 +263,7 @@ def scan(paths: Sequence[Path]) -> EpisodeIndex:
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
-    """Read the sources once; return their valid episodes as one batch, None if there are none, and the index."""
+    """Read the sources once; return their valid episodes as one batch (None if there are none) and the index."""
     with limit_memory(", ".join(map(str, paths))):
         reading = Scan(paths)
         batches = list(reading)
@@ -280,7 +280,7 @@ def open_archive(path: str | Path) -> Batch:
     batch, index = read_sources([place])
     index.require_valid()
     if batch is None:
-        raise RunError("there are no episodes", remedy="Record some: safevla eval.", place=Place(file=str(path)))
+        raise RunError("there are no episodes", remedy="Record episodes: safevla eval.", place=Place(file=str(path)))
     return batch
 
 
@@ -298,7 +298,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-MAX_NOTES_BYTES = 1 << 30  # limit on facts kept about episodes (some 250,000) and errors, unless the files are larger
+# Limit on the memory for facts about episodes (enough for some 250,000) and for errors, unless the files are larger.
+MAX_NOTES_BYTES = 1 << 30
 _SHARED = (
     "versions",
     "geometry",
@@ -358,5 +359,5 @@ def _read_wanted(
 
 
 def _changed_source(path: Path) -> RunError:
-    remedy = "Run the command again when no other process writes there."
-    return RunError("it changed during reading", remedy=remedy, place=Place(file=str(path)))
+    remedy = "Run the command again when no other process writes to the source."
+    return RunError("the source changed while it was read", remedy=remedy, place=Place(file=str(path)))

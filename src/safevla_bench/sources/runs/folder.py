@@ -1,4 +1,4 @@
-"""The names of the files in a run folder, the tables and documents among them, and the index of its pictures."""
+"""The names of the files in a run folder, its tables and JSON documents, and the index of its pictures."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-SCORES_VERSION = 2  # of scores.json and scores.parquet; files without a version have 1, with texts as reasons
+# Version of the format of scores.json and scores.parquet. Files without a version are of version 1: reasons are texts.
+SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes until then
-BY_CHANCE = (
-    "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
-)
+BY_CHANCE = "So paired episodes also differ by chance; safevla compare first=RUN again=RUN of two runs shows how much."
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
 """The file with everything that summaries are computed from; `safevla score --combine` reads it."""
 MAX_VERDICTS_BYTES = 1 << 30
-EXPERIMENTS = "experiments"  # folder in a run folder: judgements by rules that are not the run's
+EXPERIMENTS = "experiments"  # folder in a run folder for judgements by other rules than the run's
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + (
@@ -86,23 +85,23 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
     @classmethod
     def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
-        """Return the episode with the fields of `row`, a row of a table or a header; `values` override these."""
+        """Return the episode with the fields of `row`, a row of a table or a header; `values` override these fields."""
         return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Wall-clock times [ms] of a policy's calls in one episode. If a policy returns several actions at a time, only
-    calls with an inference count. Kept apart from results, since they vary between runs.
+    """Wall-clock times [ms] of a policy's calls in one episode, kept apart from results, since they vary between runs.
+    If a policy returns several actions at a time, only the calls that infer actions count.
     """
 
     calls: int
     p50_ms: float
     p95_ms: float
-    waiting_p50_ms: float | None = None  # median without the model's own time, if the server states that
+    waiting_p50_ms: float | None = None  # median of the time outside the model, if the server states its time
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of repeated requests to a server, and of those whose answer differed from that to the first request."""
+    """Number of repeated requests to a server (`asked`), and of those with another answer than the first (`other`)."""
 
     asked: int
     other: int
@@ -126,7 +125,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
     ran_on: Mapping[str, str] = {}  # episode -> node and process
-    policies_say: Sequence[PolicyGreeting] = ()  # what policies state about themselves, by first episode
+    policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, by first episode
     repeated_answers: Mapping[
         str, Repeats
     ] = {}  # policy -> result of repeated requests to its server after the run's last episode
@@ -136,7 +135,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
-        """Return a run.json with the known facts under `volatile`."""
+        """Return the content of run.json with these facts, as far as known, under `volatile`."""
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -151,7 +150,7 @@ _EPISODES_SCHEMA = pa.schema(
 
 @contextmanager
 def readable(path: Path, remedy: str) -> Iterator[None]:
-    """Raise a `RunError` that names a run's file in place of the errors that its readers raise for damage."""
+    """Replace errors that readers raise for a damaged file of a run by a `RunError` that names the file."""
     try:
         with limit_memory(path):
             yield
@@ -177,16 +176,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or names no parts or files."""
+    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or lacks parts or files."""
     with readable(folder / MANIFEST, "Copy the folder again from its origin, or roll it out again."):
         return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file. For a run folder, return that of its parts' digests and names in the
-    manifest, as printed by `sha256sum archive/part-* | sha256sum` in the folder; for raw episodes, what `sha256sum
-    raw/[0-9]* | sha256sum` prints. Return None for a missing path, and for a folder with neither a readable manifest
-    nor raw episodes.
+    """Return the sha256 of an archive file. For a run folder, return what `sha256sum archive/part-* | sha256sum` prints
+    there, from the digests in the manifest; for raw episodes, what `sha256sum raw/[0-9]* | sha256sum` prints. Return
+    None for a missing path, and for a folder with neither a readable manifest nor raw episodes.
     """
     if path.is_file():
         return sha256_of(path)
@@ -219,13 +217,13 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
-    """Return whether a run.json is from a user's script with the recorder; only that script can continue the run."""
+    """Return whether a run was recorded by a user's script with the recorder; only that script can continue it."""
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
 
 def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """Return the entries of a run.json for each policy; [] if it has none, as for an archive."""
+    """Return the entry for each policy in a run.json; [] if there are none, as for an archive."""
     rows = description.get("policies")
     listed = rows if isinstance(rows, list | tuple) else ()
     return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
@@ -238,26 +236,26 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def recorded_code(description: Mapping[str, object]) -> list[str]:
-    """Return the code that recorded a run's episodes: each distinct text of `safevla_recorder.identity.describe_code`;
-    `unknown` if the code was not recorded, as in runs of earlier versions.
+    """Return the versions of the code that recorded a run's episodes: each distinct text of
+    `safevla_recorder.identity.describe_code`; `unknown` if the code was not recorded, as in runs of earlier versions.
     """
     codes = description.get("code")
     return [str(code) for code in codes] if isinstance(codes, list) and codes else [UNKNOWN]
 
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
-    """Raise `RunError` for `place` if its code differs from that of the others, unless the difference `is_allowed`.
-    Logs an allowed difference, and unknown code, which cannot be compared.
+    """Raise `RunError` for `place` if its code (`codes`) differs from `others`, unless the difference `is_allowed`. Log
+    an allowed difference, and unknown code, which cannot be compared.
     """
     both = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
-        problem = f"the episodes are of different code; here and there:\n{both}"
+        problem = f"the episodes were recorded by different versions of the code, here and elsewhere:\n{both}"
         if not is_allowed:
-            remedy = "Use one version of the code for a whole run; or mix them, with a mark: --other-code."
+            remedy = "Use one version of the code for a whole run; or mix versions, with a mark: --other-code."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
-        _log.warning("%s: the code that recorded it is unknown, and was not compared:\n%s", place, both)
+        _log.warning("%s: the code that recorded the episodes is unknown, and was not compared:\n%s", place, both)
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
@@ -268,7 +266,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the row of each planned episode, in plan order; [] without a table. Raises `RunError` if damaged."""
+    """Return the row of each planned episode, in plan order; [] without a table. Raises `RunError` if it is damaged."""
     path = folder / EPISODES
     with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
@@ -284,7 +282,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latency of each of its episodes, for the policies that run.json describes as served."""
+    """Return policy -> latency of each of its episodes, for the policies that ran on a server, as run.json states."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     spent = read_facts(folder).policy_latency.items() if served else ()
     named = {policy: [row for name, row in spent if name.startswith(f"{policy}/")] for policy in served}
@@ -292,7 +290,7 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
 
 
 def encode_parquet(table: pa.Table) -> bytes:
-    """Return a table as the bytes of a Parquet file, its pages with checksums."""
+    """Return a table as the bytes of a Parquet file whose pages have checksums."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
         if len(table):  # Hugging Face's `datasets` reads a file without rows only if it has no row group
@@ -315,7 +313,7 @@ def encode_json(document: object) -> bytes:
         return escape_json(msgspec.json.encode(map_texts(msgspec.to_builtins(document), escape_surrogates)))
 
 
-# The pictures of a run folder and their index: what each shows, of which episode
+# The pictures of a run folder, and the index that says what each picture shows
 
 
 FRAMES, INDEX = "frames", "index.json"
@@ -329,7 +327,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str
     policy: str | None
     kind: Kind
-    record: int  # the record shown; 0 if all are shown
+    record: int  # index of the record shown; 0 if all records are shown
     time_s: float
     caption: str
     spec: str | None = None
@@ -410,12 +408,12 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "it was planned, and the table of episodes does not list it"
 _NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
-_SUITE_SIZES = (None, "protocol")  # values of `episodes` that mean: each task has as many as its suite defines
+_SUITE_SIZES = (None, "protocol")  # values of `episodes` if each task has as many as its suite defines
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
-    """Shard `number` of `count`, from 1: `first` is its first index in the plan, and `whole` the number of episodes of
-    the plan. Stored in run.json as `shard`.
+    """Shard `number`, from 1, of the `count` shards of a plan with `whole` episodes. The shard's first episode has the
+    index `first` in the plan. Stored in run.json as `shard`.
     """
 
     number: int
@@ -458,8 +456,7 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
     """Return the differences between the plan of a complete run, in its run.json, and its table of episodes: none if
-    run.json has no plan, as for a loop that was recorded from outside. Raises `RunError` if the plan in run.json is
-    damaged.
+    run.json has no plan, as for a user's loop with the recorder. Raises `RunError` if the plan in run.json is damaged.
     """
     if "planned" not in description:
         return PlanDifference()

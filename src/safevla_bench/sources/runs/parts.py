@@ -2,7 +2,7 @@
 
 Episode NNNNNN of the plan has its record in `raw/NNNNNN.npz` and its row of facts in `raw/NNNNNN.json`, which is
 written last. An episode without a row is run again, and its record overwritten. A crashed episode has a row but no
-record. `safevla_recorder` writes the same files, but numbers episodes in the order of their ends and makes no archive.
+record. `safevla_recorder` writes the same files, but numbers episodes as they end, and makes no archive.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def read_record(folder: Path, index: int) -> Batch:
         with limit_memory(path):
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
-        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume; the episode is then run again."
+        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume the run, to run the episode again."
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
@@ -183,8 +183,8 @@ def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
-    indices of the records to read, which count only episodes with a record; None = all. Raises `RunError` if the run
-    was completed meanwhile.
+    indices of the records to read, counted over episodes with a record; None = all. Raises `RunError` if the run was
+    completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)
     for index, episode in episodes.items():
@@ -260,8 +260,8 @@ def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Append the digests of files that were written after a run to its manifest; remove files whose content is None.
-    Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    """Add digests of files that were written after a run to its manifest; remove the digests of files with content
+    None. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -292,7 +292,7 @@ def changed_files(folder: Path) -> Iterator[str]:
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
-            yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
+            yield f"{name} was changed since it was written: its {SEAL} does not match its bytes"
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_BESIDE.fullmatch, files)]):
         path, now = folder / name, ""
         if name == run_folder.RUN:
@@ -305,8 +305,8 @@ def changed_files(folder: Path) -> Iterator[str]:
 
 def _describe_change(now: str, written: str | None) -> str:
     if not now:
-        return f"is missing; {run_folder.MANIFEST} names it"
-    return f"was changed since it was written: its sha256 is {now}, {run_folder.MANIFEST} says {written}"
+        return f"is missing, but {run_folder.MANIFEST} names it"
+    return f"was changed since it was written: its sha256 is {now}, but {run_folder.MANIFEST} states {written}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Names that distinguish policies of several sources. They differ if their arguments, servers or checkpoints do.
+"""Names that distinguish policies of several sources. Policies with different arguments, servers or checkpoints differ.
 
 Two sources have the same policy if their run.json files describe it equally; other policies are never merged.
 """
@@ -56,8 +56,8 @@ class PolicyIdentity:
 
     def is_same(self, other: PolicyIdentity) -> bool:
         """Return whether nothing distinguishes the two policies. Their facts must be equal. In each suite that both
-        ran, their statements must be equal too, or if either made none, the addresses of their servers. Other suites
-        are ignored.
+        ran, their statements must be equal too or, if one made none, the addresses of their servers. Other suites are
+        ignored.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             both_state = suite in self.statements and suite in other.statements
@@ -83,7 +83,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
             for row in policy_rows(description)
         ]
     except RecursionError:
-        problem, place = "its description of a policy is nested too deeply", Place(file=str(path / RUN))
+        problem, place = "the description of a policy is nested too deeply", Place(file=str(path / RUN))
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
@@ -118,7 +118,7 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     """Return recorded name -> user's name for the policy of a source; {} if the user gave none. `noop` keeps its name
-    next to another policy, since it measures the floor. Raises `RunError` if there are several other policies.
+    if the source has another policy, since it is the baseline. Raises `RunError` for several other policies.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -133,7 +133,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of the policies that share their name with another policy; mostly {}.
-    `identities` are those in each source's run.json; an archive has none there, and may hold any policy.
+    `identities` are those in each source's run.json; an archive has no run.json, and may hold any policy.
     """
     everyone = [identity for of_source in identities for identity in of_source]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
@@ -144,7 +144,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
             if own:
                 new_names[name] = own[0]
-            elif labels and not of_source:  # an archive does not say which of them it has
+            elif labels and not of_source:  # an archive does not say which of the policies it has
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 
@@ -195,8 +195,8 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         for policy, name in of_source.items():
             shown.setdefault(policy, {})[name] = None
     return [
-        f"{policy} is {len(labels)} policies here, as its runs differ in arguments, servers or checkpoints: "
+        f"{policy} names {len(labels)} policies here, since their arguments, servers or checkpoints differ: "
         f"{'; '.join(labels)}."
         for policy, labels in shown.items()
-        if any(label.startswith(f"{policy} ") for label in labels)  # and not named by the user
+        if any(label.startswith(f"{policy} ") for label in labels)  # not a name by the user
     ]

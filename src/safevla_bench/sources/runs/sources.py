@@ -30,7 +30,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Counts of the episodes of the sources that were left out."""
+    """Counts of the episodes that were left out when sources were read."""
 
     invalid: int
     lost: int
@@ -43,7 +43,7 @@ class LeftOut:
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
         """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
-        names an episode is one lost episode; any other is a damaged location and the lost episodes that it counts.
+        names an episode is one lost episode; any other is a damaged location with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)
@@ -122,7 +122,7 @@ class RecordSource:
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; its missing episodes are in `absent`, too
+    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; `absent` has the missing episodes, too
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A
@@ -144,8 +144,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, an error follows for each of these episodes that no record or error named. Other errors then count no
-        lost episode, so that none is counted twice.
+        is known, an error follows for each expected episode that no record or error named. The other errors then count
+        no lost episodes, so that no episode is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -171,11 +171,11 @@ class RecordSource:
             for name in names:
                 missing.pop(name, None)
             known = [k for k, name in enumerate(names) if name in planned]
-            surplus = "the archive has a record of it, but the run's table of episodes does not list it"
+            surplus = "the archive has a record of this episode, but the run's table of episodes does not list it"
             yield from (RecordError(surplus, place=self._place(name)) for name in names if name not in planned)
             if known:
                 yield batch if len(known) == len(batch) else select_episodes(batch, known)
-        lost = "it was recorded, but no part of the archive has a readable record of it"
+        lost = "the episode was recorded, but no part of the archive has a readable record of it"
         yield from (DamageError(lost, place=self._place(name)) for name in missing.values())
 
     def _place(self, episode: str) -> Place:
@@ -183,7 +183,7 @@ class RecordSource:
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
-    if not (path / run_folder.MANIFEST).exists():  # reported by `safevla verify`; the records can be read without it
+    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports this; records can be read without manifest
         return
     try:
         for name, problem in parts.changed_parts(path):
@@ -203,8 +203,8 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """Open several sources, and rename their policies: first as the user named them, then to distinguish shared names.
-    An archive does not say which policy with a shared name it has, so that name becomes "NAME (FILE)". Raises the same
-    errors as `open_source` and `name_source`.
+    An archive does not say which of the policies with a shared name it has; so its policy is named "NAME (FILE)".
+    Raises the same errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
     recorded = [naming.identify_policies(source.path, source.description) for source in sources]
@@ -238,7 +238,7 @@ def open_source(path: Path) -> RecordSource:
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
-        remedy = "`safevla score` prints its success rates. To judge safety, record the rollouts: safevla eval."
+        remedy = "`safevla score` prints the success rates. To judge safety, record the rollouts: safevla eval."
         problem = "contains results of another tool, but no trajectories"
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     log = None if (path / run_folder.RUN).exists() else find_log(path)
@@ -263,11 +263,11 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
         is_empty = False
         yield batch
     if is_empty:
-        remedy = "An archive has at least one episode, one per line."
+        remedy = "An archive needs at least one episode, one per line."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
-def require_run(path: Path, remedy: str = "A run folder holds run.json, as `safevla eval` makes one.") -> None:
+def require_run(path: Path, remedy: str = "Name a run folder, which holds run.json; `safevla eval` makes one.") -> None:
     """Raise `RunError` if there is no such folder, or it does not contain a run."""
     require_source(path)
     if (path / run_folder.RUN).exists():
@@ -277,11 +277,11 @@ def require_run(path: Path, remedy: str = "A run folder holds run.json, as `safe
         problem = f"contains scores, but is not a run folder: it has no {run_folder.RUN}"
         remedy = "Name the run folder or archive that was judged, with its --set, --library or --rules."
     elif any(path.glob(f"*/{run_folder.RUN}")):
-        problem, remedy = "contains run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
+        problem, remedy = "contains run folders, but is not a run folder", f"Name them: {shlex.quote(str(path))}/*"
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
 
 
-_ANY_SOURCE = "A run folder holds run.json; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
+_ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log: a LeRobot dataset, or MCAP files."
 
 
 def _open_folder(path: Path) -> RecordSource:
@@ -306,7 +306,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, as `safevla demo` makes it, if it is what was judged; else None."""
+    """Return the archive in a folder of scores, as from `safevla demo`, if it is the judged archive; else None."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

@@ -1,6 +1,6 @@
 """The writer of a run folder. If it is killed at any time, at most the episodes in progress are lost.
 
-The run is complete once run.json, which is written last, says so. Every step can be repeated, with the same bytes.
+The run is complete once run.json, which is written last, says so. A repeated step writes the same bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from safevla_recorder.identity import UNKNOWN
 
 
 class RunFolderWriter:
-    """One run folder, locked by this process while it is filled; a context manager. `complete` is true if there is
-    nothing left to add; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder
-    held no run before.
+    """A context manager that fills a run folder and locks it meanwhile. `complete` is true if there is nothing left to
+    add; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder held no run
+    before.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class RunFolderWriter:
         if it cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
-            remedy = "Restore the file first: its digest would be lost with the manifest."
+            remedy = "Restore the file first: repeating episodes removes the manifest with its digest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
         if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
-            raise RunError(problem, remedy="Restore it first.", place=Place(file=str(self.folder / EPISODES)))
+            raise RunError(problem, remedy="Restore this table first.", place=Place(file=str(self.folder / EPISODES)))
         with self._resumable_errors():
             self._unpack(places)
 
@@ -137,7 +137,7 @@ class RunFolderWriter:
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
-        # Until this write the records are those of the archive, afterwards the raw ones.
+        # Until this write, the archive's records count; after it, the raw records.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
@@ -160,8 +160,8 @@ class RunFolderWriter:
 
     def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
         """Complete the run: write the archive in plan order, the tables and run.json; then remove the raw episodes.
-        Run.json gets `decision`, the result of the run's stopping rule, if not None, and `repeats`, the `Repeats` of
-        the server of each policy. Raises `RecordError` if a record is missing or damaged, `FileError` if the run cannot
+        Run.json gets `decision`, the result of the run's stopping rule (None = no rule), and `repeats`: policy ->
+        `Repeats` of its server. Raises `RecordError` if a record is missing or damaged, `FileError` if the run cannot
         be written.
         """
         with self._resumable_errors():
@@ -196,15 +196,15 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
     place = Place(file=str(folder))
     existing = read_description(folder)
     if continuation and is_own_loop(existing):
-        remedy = "Choose another --out, or remove it first."
-        raise RunError("the folder holds a run of a script of your own", remedy=remedy, place=place)
+        remedy = "Choose another --out, or remove the folder first."
+        raise RunError("the folder holds a run that your script recorded", remedy=remedy, place=place)
     if continuation and existing.get("complete") is False:
-        remedy = f"Choose another --out, or continue it: {continuation}"
+        remedy = f"Choose another --out, or continue the run: {continuation}"
         done, planned = parts.count_progress(folder)
         problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
         raise RunError(problem, remedy=remedy, place=place)
     if continuation:
-        remedy = f"Judge it again: {continuation}; or choose another --out, or remove it first."
+        remedy = f"Judge the run again: {continuation}; or choose another --out, or remove the folder first."
         raise RunError("the folder is not empty: it holds a complete run", remedy=remedy, place=place)
     asked = json.loads(dump_json(description))
     if differing := list(list_differences(_repeatable_fields(existing), _repeatable_fields(asked))):
@@ -250,7 +250,7 @@ def format_resume_command(folder: Path, *words: str) -> str:
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
-# Merging of the shards of one plan to the same run folder, byte for byte, that a single run would have made
+# Merging of the shards of one plan to a run folder that equals, byte for byte, the folder of a single run
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
@@ -280,12 +280,12 @@ def merge_shards(
     """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
     folder appears complete or not at all; an existing folder must have the same content, and is not changed.
     `format_continuation` returns the command that completes a shard, and `other_code` allows shards of different code.
-    Raises `RunError` unless the shards are all those of one plan, each once and intact, `RecordError` for a record that
-    cannot be read, `FileError` if the folder cannot be written.
+    Raises `RunError` unless the folders are all shards of one plan, each given once and intact, `RecordError` for a
+    record that cannot be read, `FileError` if the folder cannot be written.
     """
     before = _own_digests(out)
     if out.exists() and not before:
-        _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
+        _refuse_folder(out, "exists already", "Choose another --out, or remove the folder first.")
     read = [_read_shard(folder, format_continuation) for folder in folders]
     shards = sorted(read, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
@@ -296,15 +296,15 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # left by a dead process with the same process id
+            shutil.rmtree(scratch, ignore_errors=True)  # possibly left by a dead process with this process id
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
             if not before:
                 scratch.rename(out)
             elif _own_digests(scratch) != before:
-                problem = "exists already, and is not what these shards make"
-                _refuse_folder(out, problem, "Choose another --out, or remove it first.")
+                problem = "exists already, and differs from the merged shards"
+                _refuse_folder(out, problem, "Choose another --out, or remove the folder first.")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return rows
@@ -341,8 +341,8 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
-            problem = f"its plan differs from that of {shards[0].folder}:\n  " + "\n  ".join(differing)
-            _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
+            problem = f"the plan of this shard differs from that of {shards[0].folder}:\n  " + "\n  ".join(differing)
+            _refuse_folder(shard.folder, problem, "Merge only shards of one plan; run any other shard again.")
     by_number: dict[int, list[Path]] = {}
     for shard in shards:
         by_number.setdefault(shard.stretch.number, []).append(shard.folder)
@@ -354,21 +354,21 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     ]
     if missing := list(islice(find_missing(by_number, count), _NAMED + 1)):
         named = ", ".join(map(str, missing[:_NAMED])) + (" and more" if len(missing) > _NAMED else "")
-        problems.append(f"of {count} shards these are missing: {named}")
+        problems.append(f"of {count} shards, these are missing: {named}")
     if problems:
-        remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` has the commands."
+        remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, ends, strict=True):
         if shard.stretch.first + len(shard.episodes) != end:
-            _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
+            _refuse_folder(shard.folder, f"the episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
 _NAMED = 6  # maximum number of missing shards to name
 
 
 def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
-    """Yield the numbers from 1 to `count` of the shards that are not among `numbers`."""
+    """Yield the numbers of missing shards: those from 1 to `count` that are not among `numbers`."""
     return (number for number in range(1, count + 1) if number not in numbers)
 
 
@@ -376,7 +376,7 @@ def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
     """Yield (state, command) for each shard that is unfinished, given twice or missing, and each folder without a shard
-    of the first one's plan. The command continues or starts the shard; "" = none. Raises `RunError` if there is no
+    of the first shard's plan. The command continues or starts the shard; "" = none. Raises `RunError` if there is no
     shard.
     """
     known: dict[int, _Shard] = {}
@@ -391,15 +391,15 @@ def list_shard_states(
         shard, first = _Shard(folder, description, stretch, ()), next(iter(known.values()), None)
         name = f"shard {stretch.number}/{stretch.count} in {folder}"
         if first and (other := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
-            yield f"{name}: its plan differs from that of {first.folder}: {other}", ""
+            yield f"{name}: the plan differs from that of {first.folder}: {other}", ""
             continue
         if twin := known.get(stretch.number):
-            yield f"{name}: doubled, also in {twin.folder}: leave one out", ""
+            yield f"{name}: doubled, as {twin.folder} is the same shard: leave one folder out", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
         known.setdefault(stretch.number, shard)
     if not known:
-        raise RunError("none of these is a shard", remedy="Shards are made with --shard 1/8 and so on.")
+        raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
     commands = (str(read_volatile(shard.description).get("command", "")) for shard in known.values())
     pattern, count = next(filter(None, commands), ""), next(iter(known.values())).stretch.count
     for number in find_missing(known, count):
@@ -407,12 +407,12 @@ def list_shard_states(
 
 
 def _change_shard(command: str, number: int, count: int) -> str:
-    """Return another shard's command, changed to shard `number`; its folder's name then ends in that number."""
+    """Return another shard's command, changed to shard `number`; the name of --out then ends in that number."""
     words: list[str] = []
     with suppress(ValueError):  # a damaged command
         words = shlex.split(command)
     if not {"--shard", "--out"} <= {*words[:-1]}:
-        return f"its command, with --shard {number}/{count} and another --out"
+        return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard, out = words.index("--shard") + 1, words.index("--out") + 1
     stem = words[out].removesuffix(words[shard].partition("/")[0])
     words[out] = f"{stem}{number}" if stem != words[out] else f"{stem}-{number}"
@@ -439,7 +439,7 @@ def _shard_records(shard: _Shard) -> Iterator[Batch]:
         count += 1
         yield record
     if count != expected:
-        _refuse_folder(shard.folder, f"its archive has {count} records of {expected} episodes", _DAMAGED)
+        _refuse_folder(shard.folder, f"the shard's archive has {count} records of {expected} episodes", _DAMAGED)
 
 
 def _refuse_folder(place: Path, problem: str, remedy: str) -> NoReturn:
