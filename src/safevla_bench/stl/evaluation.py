@@ -37,10 +37,10 @@ STEP_TOLERANCE = 1e-9
 def evaluate_formula(
     formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True, positive: bool = True
 ) -> Values:
-    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are margins,
-    or Booleans if all atoms are Boolean. Either all episodes have time stamps, or none has and all have the same
-    control step. For unknown signals the value is the largest possible one if `best`, else the smallest. `positive` is
-    False for a formula under an odd number of negations. Raises the same errors as `robustness`.
+    """Return the formula's value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are
+    margins, or Booleans if all atoms are Boolean. Either all episodes have time stamps, or none has and all have the
+    same control step. Where signals are unknown, the value is the largest possible one if `best`, else the smallest.
+    `positive` is False for a part under an odd number of negations. Raises the same errors as `robustness`.
     """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
@@ -82,7 +82,7 @@ def evaluate_formula(
 
 
 def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Trace, at_start: bool) -> Values:
-    """Return the fold of `values` [N] over the window that starts at record 0, [E], if `at_start`; else over the window
+    """Return the minimum or maximum (`fold`) of `values` [N] over the window from record 0, [E], if `at_start`, else
     from every record, [N]. An empty window gives the neutral value: +inf or True for MIN, -inf or False for MAX.
     """
     if at_start:
@@ -127,7 +127,7 @@ def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
     dt_s = float(trace.dt_s[0])
-    count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
+    count = min(bound_s / dt_s, 1e18)  # the cap exceeds any episode, but can still be rounded to an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
         nearest = syntax.format_number(round(count) * dt_s)
         step = f"the control step dt = {syntax.format_number(dt_s)} s"
@@ -207,7 +207,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
-            is_empty = np.isinf(first) | np.isinf(second)  # the signal has nothing to measure
+            is_empty = np.isinf(first) | np.isinf(second)  # infinite, since the signal has nothing to measure
             if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
                 raise SignalError(problem, remedy="write a < c * b instead of a / b < c")
@@ -219,7 +219,7 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
     """Return the margin of a comparison at every record, [N], in the unit of its two sides; 0 if they are equal up to
-    rounding. For an unknown value it is the largest possible margin if `best`, else the smallest. Raises the same
+    rounding. For an unknown value, return the largest possible margin if `best`, else the smallest. Raises the same
     errors as `evaluate_expression`, and `SignalError` if a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
@@ -261,7 +261,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
         yield from [(np.arange(len(trace)), _with_stamps(trace, steps_s))] if len(trace) else []
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
-        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
+        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error has the caller's episode index
     for step_s in np.unique(steps_s):
         episodes = np.flatnonzero(steps_s == step_s)
         yield episodes, _with_stamps(trace.select_episodes(episodes), steps_s[episodes])
@@ -272,7 +272,7 @@ def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return the index in each episode of the record that decides its robustness, [E]; -1 if the window lies beyond the
+    """Return for each episode the index of the record that decides its robustness, [E]; -1 if the window is beyond its
     end. A root G is decided by the record with the smallest margin in the window, F by the record with the largest
     margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by its child;
     `and`, `or` and `->` by the side whose value they have; a formula without temporal operators by record 0. In a tie
@@ -285,7 +285,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     return records
 
 
-@np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
+@np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
     """Return the row of the deciding record of each episode, counted over all episodes, [E]; -1 if there is none."""
 
@@ -335,9 +335,9 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a formula that is a G or a conjunction of several, [N]. Return None for any
-    other formula: no single record violates F or U. An episode violates the formula if and only if one of its records
-    does; `judge_formula` finds the first such record. Raises the same errors as `robustness`.
+    """Return whether each record violates a formula that is a G or a conjunction of Gs, [N]. Return None for any other
+    formula: no single record violates F or U. An episode violates the formula if and only if one of its records does;
+    `judge_formula` finds the first such record. Raises the same errors as `robustness`.
     """
     if not _is_recordwise(formula):
         return None
@@ -353,7 +353,7 @@ def _is_recordwise(formula: syntax.Formula) -> bool:
     return isinstance(formula, syntax.Always)
 
 
-@np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
+@np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
     match formula:
         case syntax.And(left, right):

@@ -1,7 +1,7 @@
 """The syntax of signal temporal logic as immutable values.
 
 There are two kinds of node. An `Expression` has a number at each record. A `Formula` has a margin at each record, which
-makes it true or false there. Formulas compare by value: `parse(format_formula(formula)) == formula`.
+makes it true or false there. Formulas compare by value: `parse_formula(format_formula(formula)) == formula`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window in seconds from the current record, with both ends. `end_s` None means the end of the episode."""
+    """A closed window, in seconds from the current record. If `end_s` is None, it ends with the episode."""
 
     start_s: float = 0.0
     end_s: float | None = None
@@ -187,7 +187,7 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 
 def is_boolean_only(formula: Formula) -> bool:
-    """Return whether no comparison gives the formula a margin, so that its robustness is plus or minus infinity."""
+    """Return whether the formula has no margin from a comparison; its robustness is then plus or minus infinity."""
     match formula:
         case Compare():
             return False
@@ -206,7 +206,7 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
-    """Return the largest parts of a formula without G, F, U or W inside or around them: record 0 decides these."""
+    """Return the largest parts of a formula that have no G, F, U or W inside or around them: record 0 decides these."""
     parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
     if not parts or isinstance(formula, Always | Eventually | Until):
         return () if parts or isinstance(formula, Truth) else (formula,)
@@ -245,7 +245,7 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace `threshold` by a number, or by a `Negate` if negative. Raises `FormulaError` if it is not finite."""
+    """Replace `threshold` by a number, or if negative, by a `Negate`. Raises `FormulaError` if it is not finite."""
     value = signed_constant(threshold)
     return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
@@ -279,9 +279,9 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return the formula with empty windows read the other way: G is -inf over an empty window, and F and U are +inf. A
-    window [a,b] is empty if `F[a,b](true)` is false. Only such terms are added, so that the same rules evaluate both
-    readings. A window that starts at 0 is never empty.
+    """Return the formula in the opposite reading of empty windows: G is -inf there, and F and U are +inf. A window
+    [a,b] is empty if `F[a,b](true)` is false. Only such terms are added, so that the same rules evaluate both readings.
+    A window that starts at 0 is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -295,7 +295,7 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return two readings of a formula: in one, obligations cut off by the end count as kept; in the other, as broken.
+    """Return two readings: obligations that the episode's end cuts off are kept in the first, broken in the second.
 
     An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
     Without obligations, both are the formula itself.
@@ -337,7 +337,8 @@ def format_expression(expression: Expression) -> str:
     return _text_and_level(expression)[0]
 
 
-# Binding levels of the operators, as in the grammar. A part with a looser binding is put in parentheses.
+# Levels of the operators, loosest binding first, as in the grammar. A part that binds more loosely than its operator
+# allows is put in parentheses.
 _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = range(10)
 
 
@@ -405,7 +406,7 @@ RESERVED = frozenset(
 
 
 def format_argument(argument: str | float) -> str:
-    """Return an argument of a form: a number, a name, or a name in quotes if the grammar needs them."""
+    """Return the text of a signal's argument: a number, a name, or a name in quotes if the grammar needs quotes."""
     if isinstance(argument, float):
         return format_number(argument)
     return argument if is_name(argument) else f'"{argument}"'

@@ -69,7 +69,7 @@ _SPLIT = "Split it into several specifications."
 @functools.cache
 def _load_grammar() -> Lark:
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
-    # The basic lexer reads `a andb` as two names; a contextual one would see `a and b`.
+    # The basic lexer reads `a andb` as two names; a contextual lexer would read `a and b`.
     grammar = grammar.replace("UNIT", units.PATTERN.replace("/", r"\/"))
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
 
@@ -85,7 +85,7 @@ class _ParsedPart:
 
     def __post_init__(self) -> None:
         if max(self.depth, self.parentheses) > MAX_DEPTH:
-            problem = f"the formula is deeper than {MAX_DEPTH}; each operator of a chain is one level"
+            problem = f"the formula is deeper than {MAX_DEPTH} levels; each operator of a chain is one level"
             raise _column_error(self.column, problem, _SPLIT)
 
 
@@ -128,7 +128,7 @@ def _apply_window(
 
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
-    """Builds a part for each grammar rule, bottom up and without recursion. Lark calls the method of the same name."""
+    """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method with the rule's name."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
         super().__init__()
@@ -165,8 +165,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
             if self._signals is not None and name not in self._signals:
-                remedy = "`safevla specs --template` has examples; instead of abs, min and max write each comparison"
-                raise FormulaError(f"there is no form {str(form)!r}", remedy=remedy)
+                remedy = "`safevla specs --template` has examples; write separate comparisons, not abs, min or max"
+                raise FormulaError(f"there is no signal form {str(form)!r}", remedy=remedy)
             if self._signals is not None:
                 self._signals[name]  # raises an error for invalid arguments
         except FormulaError as error:
@@ -291,8 +291,8 @@ def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool]
         before = before[: before.rindex("(")]
         name = re.search(r"([A-Za-z_]\w*)\s*$", before)
         if name and name[1] not in syntax.RESERVED and signals is not None and f"{name[1]}(" not in signals:
-            remedy = f"operators: {_OPERATORS}; instead of abs, min and max write each comparison"
-            return _column_error(name.start() + 1, f"there is no operator or form {_shorten(name[1])!r}", remedy)
+            remedy = f"operators: {_OPERATORS}; write separate comparisons, not abs, min or max"
+            return _column_error(name.start() + 1, f"there is no operator or signal form {_shorten(name[1])!r}", remedy)
     return None
 
 

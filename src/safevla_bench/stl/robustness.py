@@ -10,7 +10,8 @@ stamps, it contains the records whose stamps lie in it. Over an empty window G i
 error.
 
 A signal is infinite if it has nothing to measure, such as the gap between bodies that have not separated. A comparison
-with an infinite value has no margin: G leaves it out. Under F and U, which a single record can satisfy, it is unknown.
+with an infinite value has no margin: G leaves out the record. Under F and U, which one record can satisfy, its margin
+is unknown.
 
 Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
 that any true values could give. G leaves out a record if its value is unknown, or if it is unknown whether the gate is
@@ -94,9 +95,9 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of each episode, [E], and whether unknown values or the end of the episode leave it without
     a verdict, [E]. `rho` [E] is the robustness in the best reading. A violation is always a verdict. A formula with
-    only G keeps `rho` if it judged any record: if `rho` is finite, or for a `binary` specification, which has no
-    margins, if any record of a root G is decided. Any other formula gets the robustness in the worst reading, and no
-    verdict if that is negative. Raises the same errors as `robustness`.
+    only G keeps `rho` if it judged a record: if `rho` is finite or, for a `binary` specification, which has no margins,
+    if a record of a root G is decided. Any other formula gets the robustness in the worst reading, and no verdict if
+    that is negative. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
@@ -231,7 +232,7 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
 
-# One-sided clauses: G(s < bound) and G(gate -> s < bound), and both with >. Nearly all specifications have this form.
+# One-sided clauses: G(s < bound), G(gate -> s < bound), and the same with >. Nearly all specifications have this form.
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class OneSidedClause:
     plain: bool = False  # true if the gate's margin counts too, as in the paper
 
     def margins(self, values: Floats, rounding: Floats | float) -> Floats:
-        """Return the margin of each signal value, in the same shape; 0 if it equals the bound up to rounding."""
+        """Return the margin of each signal value, in the same shape; 0 if the value equals the bound up to rounding."""
         return subtract(self.bound, values, rounding) if self.upper else subtract(values, self.bound, rounding)
 
 
@@ -317,7 +318,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     if gate is None or gate_open is None or is_crisp(gate) or not clause.plain:
         smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
-    else:  # the gate has its own margin
+    else:  # the gate's margin counts, too
         rho = to_margins(
             fold_ranges(
                 disjunction(negate(gate), predicate_margin(clause.predicate, trace)),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, SignalError
 
-if TYPE_CHECKING:  # part of typing from Python 3.13 on
+if TYPE_CHECKING:  # `TypeIs` is in typing from Python 3.13 on
     from typing_extensions import TypeIs
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -52,7 +52,7 @@ BLOCK_RECORDS = 1 << 16
 
 
 def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each range, in the given order. Ranges may overlap; an empty range gives
+    """Return the minimum or maximum (`fold`) of values[lo:hi] for each range. Ranges may overlap; an empty range gives
     the fold's neutral value. Two overlapping spans whose length is a power of two cover any range.
     """
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
@@ -86,8 +86,8 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
 
 
 def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floats | float) -> Floats:
-    """Return the difference, or exactly 0 if the two numbers are equal up to rounding. As in `math.isclose`, they are
-    if they differ by at most `rounding` times the larger magnitude. Arguments broadcast.
+    """Return the difference, or exactly 0 if the two numbers are equal up to rounding. As in `math.isclose`, numbers
+    are equal if they differ by at most `rounding` times the larger magnitude. Arguments broadcast.
     """
     count = max(np.size(minuend), np.size(subtrahend))
     if count > BLOCK_RECORDS and max(np.ndim(minuend), np.ndim(subtrahend)) == 1:  # blocks that fit into the cache
@@ -115,7 +115,8 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     filled = lo < hi
-    # reduceat also folds from each end to the next start; [::2] drops these results. It rejects an index past the end.
+    # `reduceat` also folds from the end of each range to the start of the next; [::2] drops these results. `reduceat`
+    # rejects an index past the end.
     cuts = np.column_stack([lo[filled], hi[filled]]).ravel()
     cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
     folded = np.empty_like(values, shape=(len(lo),))
@@ -159,12 +160,12 @@ class Trace:
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
     """Name -> values of the signal, [N]: float64, or bool if the signal is Boolean."""
-    starts: Ints  # [E + 1], from 0 to N
+    starts: Ints  # first record of each episode, then N, [E + 1]
     dt_s: Floats  # control step of each episode in seconds, [E]
     unknown: Mapping[str, Bools] = field(default_factory=dict)
     """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
 
-    There the given value is a lower bound of the true value; NaN gives no bound. A Boolean may be True or False.
+    At these records the value is a lower bound of the true value; NaN gives no bound. A Boolean may be True or False.
     """
     time_s: Floats | None = None
     """Increasing time stamps of the records [s], [N], NaN in an episode without stamps; None if all episodes lack them.
@@ -176,7 +177,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
-            raise SignalError("an episode without records, or offsets that do not fit the control steps")
+            raise SignalError("the trace has an episode without records, or offsets `starts` that do not fit `dt_s`")
         for name, values in self.signals.items():
             if values.shape != (self.starts[-1],):
                 raise SignalError(f"signal {name!r} has shape {values.shape}, not ({self.starts[-1]},)")
@@ -198,7 +199,7 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the episodes chosen by a mask [E] or by indices; for all in order, this trace."""
+        """Return the trace of the episodes chosen by a mask [E] or by indices; for all in order, return this trace."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self

@@ -141,7 +141,7 @@ class _UnitCheck:
                 reach, unit = self.check_formula(right, in_condition=True)
                 crisp = hold_unit is not None and unit is not None and hold_unit != unit
                 if not crisp and unit == _SEVERAL and not in_condition:
-                    self.check_formula(right, in_condition=False)  # raises the error
+                    self.check_formula(right, in_condition=False)  # raises the error about the units
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
             case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
                 checked, unit = self.check_formula(child, in_condition=in_condition)
@@ -174,7 +174,7 @@ class _UnitCheck:
             text = _text(whole)
             problem = f"`{text}` {verb} {first} with {second}: `{_text(left)}` [{first}], `{_text(right)}` [{second}]"
             raise FormulaError(
-                problem, remedy="write the unit of a literal, such as (0.5 m/s), or divide by a quantity with one"
+                problem, remedy="write the unit of a literal, such as (0.5 m/s), or divide by a quantity with a unit"
             )
         return second if first is None else first
 
@@ -200,7 +200,7 @@ class _UnitCheck:
             limited = replace(decisive, operator=below) if below else decisive
             meaning = "the two never hold together" if below else "where the first holds, so does the second"
             usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or for both at every record "
-        remedy = f"write one as a condition: {usual}`{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
+        remedy = f"write one part as a condition: {usual}`{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
 
 
