@@ -1,4 +1,4 @@
-"""The catalogue of tables, which builds tables for given runs by name or by the number of the paper's table."""
+"""The catalog of tables: it builds tables from runs, by the name of a table or by its number in the paper."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from safevla_bench.report.tables.tasks import active_spec_table, applicability_t
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.tasks.entries import Registry
 
-ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
-PHASED = "Composite tasks are judged phase by phase, which the paper does not do: compare only results of this reading."
+ABLATED = "Applicability is off: judged as if the tasks had no tags. This is an ablation, not a result to publish."
+PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compare only results judged in the same way."
 
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
-    """Return the sentence on an applicability setting that differs from the paper's; [] if it does not."""
+    """Return a sentence on the applicability setting if it differs from the paper's, else []."""
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
@@ -65,7 +65,7 @@ class TableInputs:
 
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
-        """Return the summaries of auxiliary runs, which are excluded from means and from the marks of the best."""
+        """Return the summaries of auxiliary runs, which are excluded from means and marks of the best value."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
@@ -74,17 +74,17 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, followed by the paper's cells of the roster's published policies on the same suites. Raises
-        `RunError` if a policy of the runs has the name of a published policy.
+        """Return the cells, followed by the paper's results of the roster's published policies on the same suites.
+        Raises `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken := {cell.policy for cell in cells} & set(self.roster.published):
-            raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
+            raise RunError(f"a run's policy has the published name {taken.pop()}", remedy="Rename it by NAME=SOURCE.")
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield title and cells of each group of suites: the paper's suites of one host, or any other suite alone.
-        `host` selects groups of one host, None = all. Auxiliary cells are excluded, but form the last group with
-        `auxiliary` and no `host`. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        `host` selects the groups of one host, None = all. Auxiliary cells are left out, or with `auxiliary` and no
+        `host` form the last group. Raises `RunError` if a policy has results of the same tasks under two suite names.
         """
         groups: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -105,8 +105,8 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
-            problem = f"policy {policy!r} has results of {suite} under two names, which are the same tasks"
-            raise RunError(problem, remedy="Leave one of them out.")
+            problem = f"policy {policy!r} has results of {suite} under two names, which stand for the same tasks"
+            raise RunError(problem, remedy="Leave out one of the two.")
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
@@ -200,21 +200,21 @@ class TableKind:
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None] = field(default_factory=dict)  # number of a table of the paper -> its host
-    remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
+    numbers: Mapping[str, str | None] = field(default_factory=dict)  # number of the table in the paper -> its host
+    remedy: str = "Name sources that have episodes for this table, of policies that are not auxiliary."
     """What the user can do if the table cannot be built from the runs."""
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
 _TAGS = "Judge with applicability on."
-_LABELS = "No record has costs of its simulator's own; see docs/howto/own-records.md."
+_LABELS = "No record has costs from its simulator; see docs/howto/own-records.md."
 KINDS = (
     TableKind(
         "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
     TableKind(
         "auxiliary",
-        "auxiliary runs, outside every mean",
+        "auxiliary runs, excluded from every mean",
         _auxiliary_tables,
         {"6": None},
         "Say which policies are auxiliary: --auxiliary POLICY.",
@@ -224,17 +224,17 @@ KINDS = (
     TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
-    TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
+    TableKind("applicability", "violations removed by the applicability registry", _applicability_tables, remedy=_TAGS),
     TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
     TableKind("onset", "violations by time, other endings, near misses", _onset_tables),
     TableKind("beyond", "time in violation", _exposure_tables),
     TableKind("agree", "the simulator's safety labels and our verdicts", _agreement_tables, remedy=_LABELS),
 )
-_ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
+_ELSEWHERE = {"9": "`safevla sensitivity` prints Table 9."}
 
 
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
-    """Return the requested tables, in the order of `which`; if `which` is empty, all that can be built from the runs.
+    """Return the requested tables, in the order of `which`; if `which` is empty, all tables that can be built.
 
     `which` are names of kinds, or numbers of the paper's tables; repeated ones count once. Every table includes the
     warnings of its cells and the remarks of `inputs`, and says if applicability was off.
@@ -256,7 +256,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
-        remedy = f"It has rows in {PUBLISHED_TABLES}, of its suites of LIBERO and RoboCasa."
+        remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
         raise RunError(f"the paper prints nothing for these tables of {suites}", remedy=remedy)
     return list(_number_duplicates(tables))
 
@@ -282,8 +282,8 @@ def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[me
             host = kind.numbers.get(name)
             built = list(kind.build(inputs, host))
             if not built:
-                problem = f"these runs allow no table {name!r}{f' of {HOST_TITLES[host]}' if host else ''}"
+                problem = f"these runs have no data for table {name!r}{f' of {HOST_TITLES[host]}' if host else ''}"
                 raise RunError(problem, remedy=kind.remedy)
             return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
-    raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))
+    raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"The tables are: {kind_names}."))

@@ -1,4 +1,4 @@
-"""Tables of cells: headline, suites and means (paper Tables 4 to 6), violations (7, 8), unsafe successes (10, 11)."""
+"""Tables of cells: headline, suites and means (paper's Tables 4 to 6), violations (7, 8), unsafe successes (10, 11)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Roster:
     """`paper:NAME` -> suite -> kind of training, for the published policies that tables show next to the runs."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether a cell is excluded from means and marks, because its policy or its suite is auxiliary."""
+        """Return whether a cell is excluded from means and marks, because its policy or suite is auxiliary."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
@@ -102,14 +102,14 @@ class Roster:
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
                 remedy = f"There are: {', '.join(sorted(policies)) or 'none'}."
-                raise RunError(f"no episode is of the policy {name!r}", remedy=remedy)
+                raise RunError(f"no episode has the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
         """Return the policies that compete for the mark of the best: all except `noop`, published and privileged ones.
-        If all except `noop` are privileged, these compete with each other. `noop` competes only if it is alone.
+        If all except `noop` are privileged, the privileged ones compete. `noop` competes only if it is alone.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -129,7 +129,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
-        """Return the kind of a policy's training, by suite for a published policy; a dash if it is unknown."""
+        """Return the kind of a policy's training (that for the suite, if published); a dash if it is unknown."""
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -137,8 +137,8 @@ class Roster:
 def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
-    """Return the table of headline numbers, with a row per policy × suite, and one for `aggregate` if there is one
-    policy with several rows. Rows of `privileged` policies say that they used state which no real robot has.
+    """Return the table of headline numbers, with a row per policy × suite, and a row for `aggregate` if a single policy
+    has several rows. Rows of `privileged` policies say that they used state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
@@ -211,7 +211,7 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         roster.policy_column(),
         SUITE,
         COUNT,
-        Column("Unsafe %", "episodes that violate any of them", _unsafe_cell),
+        Column("Unsafe %", "episodes that violate any specification", _unsafe_cell),
         *(
             Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
             for spec_id, axis in specs.items()
@@ -220,13 +220,13 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         name=table_file_name("violations", title),
         notes=(
             WILSON,
-            "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up "
-            "to Unsafe.",
+            "Rates are in % of the cell's judged episodes. An episode may violate several specifications, so that the "
+            "rates do not add up to Unsafe.",
             torque_note(cells),
             *lost_notes(cells),
         ),
-        dash=f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its "
-        "signal is not measured; it is never a zero.",
+        dash=f"{NO_VALUE} without a reason below means inactive: the specification applies to no episode of a cell, or "
+        "its signal is not measured. It never means zero.",
     )
 
 
@@ -252,17 +252,17 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
-    stopped = "A violation stopped some episodes: what they would have violated later is not known."
+    stopped = "A violation stopped some episodes: what these would have violated later is not known."
     return tabulate(
-        "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score",
+        "Violations by specification" if scored else "Diagnostics and alternate limits, which are not scored",
         [spec for spec in cell.specs if (spec.tier == "safe") == scored],
         text_column("Specification", lambda spec: spec.spec_id),
         Column("Violated", "of the judged episodes in the cell", partial(_violated_cell, cell)),
         Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
-        Column("of active", "of the episodes where it applies", judged(_active_cell)),
+        Column("of active", "of the episodes in which the specification applies", judged(_active_cell)),
         Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
-        Column("Depth", "mean where it applies, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
-        Column("Vacuous", "applies, but its condition never arose", lambda spec: spec.vacuous),
+        Column("Depth", "mean if applicable, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
+        Column("Vacuous", "applies, but the condition never arose", lambda spec: spec.vacuous),
         Column("Inactive", "does not apply, or was not measured", lambda spec: sum(spec.inactive.values())),
         notes=(
             "An episode counts once for each specification that it violates.",
@@ -325,12 +325,12 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
 # Tables with one row per policy, and columns for suites and for their mean (paper Tables 4 to 6)
 
 LARGEST = "†"  # marks the largest SBU of a column, as in the paper
-Cells = Mapping[str, Summary]  # the cells of one policy by suite
+Cells = Mapping[str, Summary]  # suite -> the cell of one policy
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value; if `competes`, it competes for the marks of its column."""
+    """A cell with its exact value; if `competes` is set, the cell can get the marks of its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -345,9 +345,9 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over suites, with its interval; for P[U|S] this is a mean of ratios. It is a dash if a
-    suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as P[U|S]
-    without a success, are excluded; the mean then shows how many suites it has and does not compete for marks.
+    """Return the unweighted mean over suites, with its interval; for P[U|S] this is a mean of ratios. The cell is a
+    dash if a suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as
+    P[U|S] without a success, are excluded; then the cell shows the number of suites and does not compete for marks.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
@@ -372,8 +372,8 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 
 def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     """Return the interval of the unweighted mean of several suites' numbers; None if a number has no interval. If all
-    numbers are rates of independent episodes, the interval follows from their counts. Otherwise, as for means and for
-    printed rates with several possible counts, it combines the numbers' intervals (MOVER).
+    numbers are rates of independent episodes, the interval follows from their counts. Otherwise (means, or printed
+    rates with several possible counts), the numbers' intervals are combined (MOVER).
     """
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
@@ -384,7 +384,7 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5), a
-    row per policy. Auxiliary cells are left out. Suites are in the order of `order`; those not in it come last.
+    row per policy. Auxiliary cells are left out. Suites are in the order of `order`; other suites come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -401,14 +401,14 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         text_column("Policy", roster.policy_cell),
         text_column("Training", lambda policy: roster.training_kind(policy, names[0])),
         text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
-        Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
+        Column("n", "episodes per suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
         *blocks,
         *lost_columns(main_cells, lambda policy: policies[policy].values()),
         name=table_file_name("main", title),
     )
     several = [
-        "Means over suites are unweighted; a policy without all of them has none.",
-        "Intervals of mean rates over suites: Clopper-Pearson (exact) for equal n, else Gaffke; of VSI: MOVER.",
+        "Means over suites are unweighted; a policy that did not run all suites has no mean.",
+        "Intervals of means over suites: for rates, Clopper-Pearson (exact) for equal n, else Gaffke; for VSI, MOVER.",
     ]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
@@ -418,7 +418,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        yield f"Bold: the best of a column{', without ' if outside else ''}{' and '.join(outside)}."
+        yield f"Bold: the best value of a column{', without ' if outside else ''}{' and '.join(outside)}."
     if any(cell.mark == LARGEST for cell in cells):
         yield f"{LARGEST}: the largest SBU of a column."
 
@@ -453,8 +453,8 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
 def _marked_column(
     metric: Metric, head: Column, entries: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
-    """Return the column with marks by exact values: the best in bold, the largest SBU with a dagger. No cell is marked
-    unless at least two competing values differ.
+    """Return the column, with exact values deciding the marks: the best value in bold, the largest SBU with a dagger.
+    No cell is marked unless at least two competing values differ.
     """
     rivals = {policy: entry.exact for policy, entry in entries.items() if policy in competing and entry.competes}
     ranked = {policy: exact for policy, exact in rivals.items() if exact is not None}
@@ -479,7 +479,7 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
     """Return the table of auxiliary cells (paper Table 6), which are excluded from every mean and mark of the best."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
-        "Auxiliary results, outside every mean",
+        "Auxiliary results, excluded from every mean",
         auxiliary_cells,
         text_column("Policy", lambda cell: roster.policy_cell(cell.policy)),
         text_column("Training", lambda cell: roster.training_kind(cell.policy, cell.suite)),

@@ -16,13 +16,13 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval
 
-_INTERVAL = "Below each value its 95 % interval"
+_INTERVAL = "Below each value is its 95 % interval"
 INTERVALS = f"{_INTERVAL}: Wilson for proportions; for VSI a distribution-free interval."
 PAPER_INTERVALS = f"{_INTERVAL}: Wilson for proportions, percentile bootstrap of episodes for VSI."
 WILSON = f"{_INTERVAL} (Wilson)."
 # The beginnings of all notes on intervals.
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
-DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
+DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
@@ -30,9 +30,9 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
     every = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
     if any(rate.starts for cell in every for rate in cell.rates.values()):
-        note += " If starts have several episodes, it is the interval of a mean over starts (Gaffke)."
+        note += " If starts have several episodes, the interval is that of a mean over starts (Gaffke)."
     if unknown := sum(cell.unknown_starts or 0 for cell in every):
-        note += f" {count_noun(unknown, 'episode')} without an initial state: each counts as a separate start."
+        note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
 
 
@@ -63,8 +63,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean with its interval; without a value, a dash and a reason as in `rate_cell`. A mean of one episode,
-    or of too few for an interval, shows their number instead. `n` is as in `rate_cell`.
+    """Return a mean with its interval; a mean without value gives a dash and a reason as in `rate_cell`. A mean of one
+    episode, or of too few episodes for an interval, shows the number of episodes instead. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
@@ -97,8 +97,8 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return a metric of a summary; a dash and the reason if it has no verdict or no value. The number of episodes is
-    shown if it differs from the one that the reader expects, such as n, or the number of successes for P[U|S].
+    """Return the cell of a summary's metric; a dash and the reason without verdict or value. The cell shows the
+    metric's number of episodes if it differs from the usual number, such as n, or for P[U|S] the number of successes.
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
@@ -164,21 +164,21 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
         reasons.update(cell.no_verdict)
     stopped = sum(cell.stopped_on_violation for cell in cells)
     if any(cell.crashed or cell.stopped for cell in cells):
-        yield "Crashed and stopped episodes are outside n, and so in no SR."
+        yield "Crashed and stopped episodes are excluded from n, and from every SR."
     if stopped:
         yield (
             f"A violation stopped {stopped} episode{'' if stopped == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells "
-            "that hold any are unknown."
+            "with such episodes are unknown."
         )
     if reasons:
         yield (
             f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over "
-            "the others; a value over other episodes than n has its own n below it."
+            "the other episodes; if their number is not n, it is below the value."
         )
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table without intervals and notes on intervals. Reasons of dashes and remarks on few episodes stay."""
+    """Return the table without intervals and notes on them. Reasons of dashes and remarks on few episodes are kept."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -187,9 +187,9 @@ def drop_intervals(table: Table) -> Table:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names. A name may be that of a column, of a group,
-    or `GROUP COLUMN`. Case and percent signs are ignored, and unknown names are skipped. The leading text columns, such
-    as policy and suite, are kept as the first columns, and the counts of lost episodes as the last.
+    """Return the table with the named columns, in the order of the names. A name is that of a column or of a group, or
+    `GROUP COLUMN`. Case and percent signs are ignored, and unknown names are skipped. The leading text columns, such as
+    policy and suite, are kept as the first columns, and the counts of lost episodes as the last.
     """
     wanted = [_plain_name(name) for name in names]
     chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -212,7 +212,7 @@ def drop_empty_columns(table: Table) -> Table:
         reasons = sorted({cell.detail for cell in of} - {""})
         names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
     kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
-    return add_notes(kept, f"Left out, without a value in any row: {', '.join(names)}." if names else "")
+    return add_notes(kept, f"Left out, because no row has a value: {', '.join(names)}." if names else "")
 
 
 def _keep_columns(table: Table, places: Sequence[int]) -> Table:

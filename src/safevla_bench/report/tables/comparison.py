@@ -33,7 +33,7 @@ class _Row(NamedTuple):
 
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
-    several, adjusted = len(comparison.policies) > 2, "adjusted for the pairs of policies"
+    several, adjusted = len(comparison.policies) > 2, "adjusted for the number of pairs"
     size, here, by_task = difference_columns(format_level(comparison))
     columns = (
         text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
@@ -67,7 +67,7 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
 
 
 def format_difference_ends(item: Difference, metric: Metric) -> str:
-    """Return a difference's interval on these tasks as text; an open end at 0 is written `above 0` or `below 0`."""
+    """Return the interval of a difference on these tasks as text; an open end at 0 becomes `above 0` or `below 0`."""
     if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
         return format_ends(metric, item.ci)
     low, high = (metric.format(end) for end in item.ci)
@@ -95,8 +95,8 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 
 def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `identical`, `undecided` or `no`; a dash if there is no
-    difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell says if
-    a result holds only on these tasks, and, unless the metric is `primary`, that it is exploratory.
+    difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell also
+    says that a result holds only on these tasks, if so, and that it is exploratory, unless the metric is `primary`.
     """
     words = {
         "identical": item.identical,
@@ -115,33 +115,33 @@ def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    yield "Clean: success without a violation. P[U|S] of two paired policies: over pairs in which both succeeded."
+    yield "Clean is success without a violation. P[U|S] of two paired policies is over pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    yield f"Tests: {test_names}; by task: exact sign flips of the tasks' differences. Rates in points."
-    weights = "initial states weigh alike" if comparison.paired else "tasks weigh alike"
-    yield f"In a difference {weights}; by task each task's difference is one observation."
+    yield f"Tests: {test_names}; by task: exact sign flips of the tasks' differences. Rate differences are in points."
+    weights = "all initial states have equal weight" if comparison.paired else "all tasks have equal weight"
+    yield f"In a difference, {weights}; in results by task, the difference of each task is one observation."
     differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
     for reason in dict.fromkeys(item.no_verdict for item in differences if item.no_verdict):
         yield f"No verdict: {reason}."
     if undecided := [item.unknown for item in differences if item.undecided or item.undecided_by_task]:
         yield (
-            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
-            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict. With the worst or "
+            "best results for one side, these episodes could change the verdict. --allow-crashed decides without them."
         )
     yield from intervention_notes(comparison)
     yield from comparison.warnings
 
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield sentences on each filter of actions: what it changed, the cost, and the episodes it improved or spoiled."""
+    """Yield sentences on each filter of actions: its changes and cost, and the episodes that it improved or spoiled."""
     for item in comparison.interventions:
         steps = item.extra_steps
-        cost = "" if steps is None else f" Where both succeed it takes {steps:+.1f} steps."
+        cost = "" if steps is None else f" In pairs of successes, the filter changes the steps by {steps:+.1f}."
         changes = ActionChanges(item.actions, item.changed, item.mean_change * item.changed)
         yield f"{item.policy}: a filter {changes}.{cost}"
         for what, names in (("Violations gone", item.saved), ("Successes lost", item.spoiled)):
@@ -150,25 +150,25 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
-    adjusted = " after adjustment for the pairs of policies" if len(comparison.policies) > 2 else ""
+    adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
-    rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
-    yield f"{PRIMARY} The primary verdict.{rest}"
+    rest = f" The other {count} verdicts are exploratory, and not adjusted for their number." if count > 1 else ""
+    yield f"{PRIMARY} marks the primary verdict.{rest}"
     yield (
-        f"Better on these tasks: p at most {level}{adjusted}. For tasks like these too: p by task as well, which "
-        "supposes that the tasks' differences are symmetric. Fixed in advance: looking again as episodes come makes "
-        "wrong verdicts likelier; eval --until allows it."
+        f"A policy is better on these tasks if p is at most {level}{adjusted}. It is better for tasks like these, too, "
+        "if this also holds for p by task, which supposes that the tasks' differences are symmetric. The number of "
+        "episodes must be fixed in advance: repeated looks make wrong verdicts likelier, except with eval --until."
     )
     items = (item for _, metric in _scoped_metrics(comparison) for item in metric.differences)
     if needed := max((item.tasks_needed or 0 for item in items), default=0):
-        yield f"With fewer than {needed} tasks the test by task cannot reject."
+        yield f"With fewer than {needed} tasks, the test by task cannot show a difference."
 
 
 # Effects of changes to suites
 
 
 def describe_changes(report: ChangeReport) -> str:
-    """Return as text which changes affect SR or Safety, as far as the intervals establish it, and then the controls."""
+    """Return as text which changes of suites are shown to affect SR or Safety, and then the results of controls."""
     moved = [
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
@@ -180,8 +180,8 @@ def describe_changes(report: ChangeReport) -> str:
         f"{row.policy} {', '.join(f'{metric.label} {_points(row.differences[metric.key])}' for metric in MEASURED)}"
         for row in controls
     ]
-    answer = f"{'; '.join(moved)}." if moved else "No change is shown to move SR or Safety."
-    again = f"Run again without a change: {'; '.join(noise)}." if noise else "There is no control: run the suite twice."
+    answer = f"{'; '.join(moved)}." if moved else "No change is shown to affect SR or Safety."
+    again = f"Repeated without a change: {'; '.join(noise)}." if noise else "There is no control: run the suite twice."
     return f"{answer[:1].upper()}{answer[1:]} {again}"
 
 
@@ -200,7 +200,7 @@ def _points(item: Difference, sign: int = 1) -> str:
 
 
 def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
-    """Return the table with a row for each policy and change: pairs, and changed minus unchanged in points."""
+    """Return the table of effects, changed minus unchanged suite in points, with a row for each policy and change."""
     columns = (
         text_column("Policy", lambda row: row.policy),
         text_column("Changed", lambda row: row.change),
@@ -208,22 +208,22 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
-        Column("Left out", "without their like", lambda row: row.left_out),
+        Column("Left out", "episodes without counterpart", lambda row: row.left_out),
         text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "nothing that is recorded"),
     )
     together = (
-        f"Changed minus unchanged, on the same tasks, initial states and seeds. All intervals hold together at "
-        f"{format_compact(100 * report.confidence)} % on these tasks: each is at "
+        f"Differences are changed minus unchanged, on the same tasks, initial states and seeds. Together, the "
+        f"intervals hold at {format_compact(100 * report.confidence)} % on these tasks, because each holds at "
         f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
     mixed = (
-        f"The simulator differs, too, for {row.change} of {row.policy}: {'; '.join(row.mixtures)}."
+        f"The simulator differs as well as the suite for {row.change} of {row.policy}: {'; '.join(row.mixtures)}."
         for row in report.changes
         if row.mixtures and row.change != CONTROL
     )
-    return tabulate("What changes of the suites do", report.changes, *columns, notes=(together, *mixed, *notes))
+    return tabulate("Effects of changes to suites", report.changes, *columns, notes=(together, *mixed, *notes))
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:
-    item, none = row.differences[metric.key], Cell.dash("no pair has a value of both")
+    item, none = row.differences[metric.key], Cell.dash("no pair has a value of both suites")
     return none if item.difference is None else Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)
