@@ -66,7 +66,7 @@ def test_the_table_of_the_scene_and_what_is_itself_carried_are_not_receptacles()
         ("", "does not begin"),
         ("(undefine)", "does not begin"),
         ("(define (:goal (And (On a b)))", "lacks a closing"),
-        ("(define) )", "bracket ) too"),
+        ("(define) )", "closing bracket too many"),
         ("(define (:objects a - b))", "no goal"),
         ("(define (:goal (Or (On a b) (On b a))))", "form (or ...)"),
         ("(" * 10_000, "lacks a closing"),

@@ -16,8 +16,8 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
 def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
     """Return why a specification does not apply to a task with these tags in `suite`; "" if it applies. The reason has
-    the form `needs:TAGS;invalid_with:TAGS`: the required tags that the task lacks, and the tags that exclude it. It is
-    that of `confined_reason` if the specification's limit is for other suites, or is replaced in `suite`.
+    the form `needs:TAGS;invalid_with:TAGS`: the required tags that the task lacks, and the tags that exclude it. If the
+    specification's limit is for other suites, or is replaced in `suite`, the reason is that of `confined_reason`.
     """
     if other := confined_reason(spec, suite):
         return other
@@ -35,7 +35,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 
 def check_suites(library: Library, registry: Registry) -> None:
-    """Warn once of each limit for a suite that is not in the registry, since it judges nothing."""
+    """Warn once of each limit for a suite that is not in the registry, since this limit judges nothing."""
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return
@@ -45,7 +45,7 @@ def check_suites(library: Library, registry: Registry) -> None:
     for spec, name in confined:
         if name not in known:
             close = get_close_matches(name, suites, n=3) or sorted(suites)
-            warn_once(f"{spec.spec_id}: no suite {name!r} is known here; closest: {', '.join(close)}")
+            warn_once(f"{spec.spec_id}: there is no suite {name!r} here; similar suites: {', '.join(close)}")
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
@@ -53,13 +53,13 @@ def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, or `components` if it has several
+TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, or `components` for several
 
 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why the others do not.
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
     `library` None = the default library; `benchmark` None = all. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()
@@ -67,7 +67,7 @@ def task_listings(
 
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
-    """Return reason -> the tasks to which a specification does not apply for it, as `benchmark task_id`."""
+    """Return reason -> the tasks to which a specification does not apply for this reason, as `benchmark task_id`."""
     check_suites(library, registry)
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():

@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?")
 _ROW_LENGTHS = {":ranges": 4, ":yaw_rotation": 2, ":rgba": 4}
 _GROUPS = ("problem", ":domain", ":requirements", ":language", ":regions", ":fixtures", ":objects", ":obj_of_interest",
            ":init", ":goal")  # fmt: skip
-_REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
+_REMEDY = "A BDDL file has the form (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def parse_bddl(text: str) -> BddlProblem:
         if name in groups and name in ("problem", ":domain"):
             _require_count(words, 1, f"({name} ...)")
     if parts[":domain"] not in ([], ["robosuite"]):
-        raise _refuse(f"the domain is {parts[':domain'][0]!r}, LIBERO's is robosuite")
+        raise _refuse(f"the domain is {parts[':domain'][0]!r}, but LIBERO's domain is robosuite")
     goals = parts[":goal"]
     if len(goals) == 1 and isinstance(goals[0], list) and goals[0][:1] == ["and"]:
         goals = goals[0][1:]
@@ -140,7 +140,7 @@ def _parse_tree(text: str) -> Tree:
         elif word != ")":
             open_lists[-1].append(word)
         elif len(open_lists) == 1:
-            raise _refuse("has a bracket ) too many")
+            raise _refuse("has one closing bracket too many")
         else:
             closed = open_lists.pop()
             open_lists[-1].append(closed)
@@ -195,7 +195,7 @@ def _parse_predicate(tree: Tree, kind: str) -> Predicate:
 
 
 def _parse_typed_list(trees: Sequence[Tree], kind: str) -> dict[str, str]:
-    """Return `a b - c d - e` as {a: c, b: c, d: e}."""
+    """Parse a list with classes: return `a b - c d - e` as {a: c, b: c, d: e}."""
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Registry entries of tasks: their mechanism, objects and measured signals, and the tags that follow (paper Eq. 2)."""
+"""Registry entries of tasks: mechanism, objects and measured signals, and the tags that follow from them (Eq. 2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door 
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
-    """A named set of capability tags (what is measured) of one host; `absent`: missing tag -> reason."""
+    """A named set of capability tags (what is measured) of a host. `absent` maps each missing tag to the reason."""
 
     name: str = ""
     host: str
@@ -36,10 +36,10 @@ class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """A suite of tasks of a host, as in `[benchmarks.NAME]`.
 
-    `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite repeats the
-    entries of the suite `same_tasks_as`, of which it is another name, or of `same_tags_as`, whose tasks it varies;
-    `task_ids` are the repeated tasks, empty = all. `task_names` are the host's task names in order, which patterns of
-    families match. `embodiment` is the robot whose torque limits apply to records that name neither a robot nor limits.
+    `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite can repeat the
+    entries of another suite: of `same_tasks_as` under another name, or of `same_tags_as` with varied tasks; `task_ids`
+    are the repeated tasks (empty = all). `task_names` are the host's task names in order; patterns of families match
+    them. `embodiment` is the robot whose torque limits apply to records that name neither a robot nor limits.
     """
 
     name: str = ""
@@ -78,9 +78,9 @@ _LOG_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task. It has a template, or components whose tags are combined. `tags` are those of the mechanism: the tags
-    of the templates, and those stated for the task itself. `object_tags` maps each tag of the objects to its reason.
-    `capabilities`, if not None, replace those of the benchmark.
+    """One task. It has a template, or components whose tags are combined. `tags` are the tags of the mechanism, from
+    the templates and from the task itself. `object_tags` maps each tag of the objects to the reason for the tag.
+    `capabilities`, if not None, replace the capabilities of the benchmark.
     """
 
     benchmark: str
@@ -92,7 +92,7 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If not empty, this is a family: the entry of all tasks whose id or name matches a pattern and that have no other.
+    """If not empty, this is a family: the entry of all tasks that have no separate entry and whose id or name matches.
 
     Patterns are shell patterns; case matters."""
 
@@ -125,13 +125,13 @@ class Registry:
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
-    """(benchmark, id) -> the bodies in the task's goal, which reports name; they do not affect verdicts."""
+    """(benchmark, id) -> the bodies in the task's goal. Reports show these bodies; verdicts do not depend on them."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's entry, or else that of its family under the task's id; for a task of a robot's log, an
-        entry is made. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without its
-        instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
+        """Return the task's entry, or else its family's entry with the task's id. For a task of a robot's log, make an
+        entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without the instruction.
+        Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -167,7 +167,7 @@ class Registry:
         if slash and template is None:
             known = ", ".join(self.templates)
             warn_once(
-                f"{name!r} of the log's task {task_id!r} is not a template, so no clause on objects applies: {known}"
+                f"{name!r} of the log's task {task_id!r} is no template, so no object clause applies; choices: {known}"
             )
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
@@ -181,7 +181,7 @@ class Registry:
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
         """Yield the entries of all tasks of a benchmark (None = of all), by suite: first tasks with a separate entry,
-        then the host's other tasks, whose entry is their family's. Raises `RegistryError` for an unknown benchmark.
+        then the host's other tasks, with entries of their families. Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -191,7 +191,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs from `base` in the benchmarks of `base`, as `SUITE TASK` or `SUITE`."""
+        """Return the tasks and suites of the benchmarks in `base` that differ from `base`: `SUITE TASK` or `SUITE`."""
         known = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -209,23 +209,23 @@ class Registry:
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark of which `name` is a spelling, such as libero-goal for LIBERO's libero_goal. For a suite
-        of found starts, that is the benchmark of its tasks. If there is no such benchmark, return the name itself.
+        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's spelling libero_goal. For a suite
+        of found starts, return the benchmark of the suite's tasks. If there is no such benchmark, return `name`.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return all tags of a task: those of what is measured, of its mechanism, and of its objects. `capabilities`
-        names capability sets, whose tags replace the task's own if a set is for the benchmark's host. Raises
+        """Return all tags of a task: the capability tags (what is measured), and the tags of its mechanism and objects.
+        `capabilities` names capability sets for some hosts, which replace the task's capability tags. Raises
         `UnknownTaskError` for a task with neither an entry nor a family, and `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the task's goal, else those for the suite that its suite repeats; None if unknown."""
+        """Return the bodies in the task's goal, or in that of the repeated task of another suite; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
@@ -233,9 +233,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits; if
-        no header changes, the batch itself. A header is also unchanged, so that no limits apply, if the episode's
-        number of torques is not the robot's number of limits.
+        """Return the batch with the benchmark's robot in each header that names neither a robot nor torque limits; if
+        no header changes, the same batch. A header also stays unchanged, so that no limits apply, if the number of
+        torques in the episode differs from the robot's number of limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -277,9 +277,9 @@ class Registry:
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return the tags of what is measured in a task: those of the sets in `capabilities` that are for the
-        benchmark's host, or else the entry's `capabilities`, or else the benchmark's. Raises `RegistryError` for an
-        unknown set.
+        """Return a task's capability tags (what is measured): the tags of those sets in `capabilities` that are for the
+        benchmark's host, or else the entry's `capabilities`, or else the benchmark's capability set. Raises
+        `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._capability_set(name) for name in capabilities]
@@ -288,7 +288,7 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The benchmark is known, because the loader refuses other entries that do not state their capabilities.
+        # The benchmark is known: the loader refuses entries of unknown benchmarks that do not state capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:

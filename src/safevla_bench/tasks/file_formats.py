@@ -102,7 +102,7 @@ class RegistrySource:
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
-    """Return the rows of a JSON file as structs, each with its origin. Raises the origin's error for an invalid row."""
+    """Return the rows of a JSON file as structs, each with its origin. Raises `RegistryError` for an invalid row."""
     origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
@@ -114,8 +114,8 @@ _KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities",
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of one kind with their names; the names that they refer to are not checked yet. Raises the
-    origin's error if a table is invalid.
+    """Yield the tables of one kind with their names. Names inside the tables are not checked yet. Raises
+    `RegistryError` if a table is invalid.
     """
     key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
@@ -124,7 +124,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
-    """Yield (benchmark, task id) and the bodies in the task's goal. Raises the origin's error for an invalid table."""
+    """Yield (benchmark, task id) and the bodies in the task's goal. Raises `RegistryError` for an invalid table."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
             origin = source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}")
@@ -132,7 +132,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise the origin's error unless `name`, the value of the key `key`, is among the choices."""
+    """Raise `RegistryError` unless `name`, the value of the key `key`, is among the choices."""
     names = list(choices)
     if name not in names:
         remedy = suggest_names(name, names, what)
@@ -151,8 +151,8 @@ class EntryReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names as a set, after checking that each is a known tag, and a capability tag if and only if
-        `capability`. Raises the origin's error, at `key`, for the first name that is not.
+        """Return the names of tags as a set. Raises `RegistryError`, which names `key`, for the first name that is no
+        known tag or has the wrong class: with `capability`, capability tags are required, else all other classes.
         """
         for name in names:
             if name not in self.tags:
@@ -165,7 +165,7 @@ class EntryReader:
         return frozenset(names)
 
     def check_tables(self, source: RegistrySource) -> None:
-        """Raise the origin's error unless all names exist that the tables of a file refer to."""
+        """Raise `RegistryError` if a table of the file refers to a name that does not exist."""
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -180,8 +180,8 @@ class EntryReader:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
     def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
-        """Yield the entries of the tasks and the families in a file. Raises the origin's error for an invalid row, also
-        if only its benchmark, a tag or its mechanism is invalid.
+        """Yield the entries of the tasks and the families in a file. Raises `RegistryError` for an invalid row, such as
+        a row with an unknown benchmark, tag or template.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
@@ -233,7 +233,7 @@ class EntryReader:
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
         """Return the components, and all tags of the mechanism: those of the template or of all components, with the
         task's `own` tags. A row of the paper that states task tags may name an unknown template (of another evaluator);
-        this is logged, and adds no tags.
+        such a template is logged, and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
@@ -242,7 +242,7 @@ class EntryReader:
         names = tuple(part.template for part in parts) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
-                _log.warning("%s: the template %r is not known; its task tags alone are used", origin.subject, name)
+                _log.warning("%s: the template %r is not known; only its row's tags are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
         for predicate in (text for part in parts for text in part.predicates):
@@ -265,7 +265,7 @@ def _row_subject(row: object, otherwise: str) -> str:
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
     """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them as the same entries.
-    `benchmark` None = those of all. Raises `RegistryError` if there is no such benchmark.
+    `benchmark` None = all benchmarks. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)

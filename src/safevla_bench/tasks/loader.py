@@ -98,7 +98,7 @@ def _merge_named(
         for name, value in read(source):
             if name in merged:
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
-                raise source.origin.make_error(f"{what} {shown} already exists", remedy="rename or remove one")
+                raise source.origin.make_error(f"{what} {shown} already exists", remedy="rename or remove one of them")
             merged[name] = value
     return merged
 

@@ -39,13 +39,13 @@ class _ObjectKinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TagProposal:
-    """The proposal for one task. `audit` are the questions for a person, empty if nothing had to be assumed."""
+    """The proposal for one task. `audit` lists questions for a person; it is empty if no assumption was needed."""
 
     benchmark: str
     task_id: str
     instruction: str
     components: tuple[str, ...]
-    predicates: tuple[tuple[str, ...], ...]  # of each component, the goal predicates that complete it
+    predicates: tuple[tuple[str, ...], ...]  # for each component, the goal predicates that complete it
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]
@@ -100,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield the phases of a goal predicate, each with the predicate that completes it, or None if the goal has none."""
+    """Yield the phases of a goal predicate, each with the goal's predicate that completes the phase, or with None."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -171,7 +171,7 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
         inside = [fact[1] for fact in placed if problem.owner_of(fact[2]) == name]
         if known is None or (inside and kinds[known].tag == "non_spillable"):
             reasons.setdefault("unknown", [])
-            holds = f"{name} holds {', '.join(inside)} at first: spillable? Without non_spillable tilt is scored"
+            holds = f"{name} holds {', '.join(inside)} at first: can this spill? Without non_spillable, tilt is scored"
             add = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
             doubts.append(holds if inside else f"what is a {words}? {add}")
             continue
@@ -195,7 +195,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text. It declares benchmarks that `registry` lacks, with `host` and `capabilities`."""
+    """Return a registry file's text. Benchmarks that `registry` lacks are declared, with `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
     lacking = [name for name in benchmarks if name not in registry.benchmarks]
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}

@@ -1,7 +1,7 @@
 """Reasons why a specification does not judge an episode, or why an episode's safety is unknown: their codes and texts.
 
 A reason is one or more parts `CODE:FIELD,FIELD`, joined by `;`, such as `needs:held_target;invalid_with:non_spillable`.
-Files hold reasons in this form. `reasons.toml` has the texts of codes and tags, with which reasons are shown.
+Files hold reasons in this form. `reasons.toml` has the texts with which codes and tags are shown to readers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
 UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
-NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # why the phases of an episode are unknown
-SOME_PHASES = "some_phases"  # of a clause that is judged only in some phases of a task; in tables, not in files
-LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # apply by tags, but did not judge the episode
+NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # the phases of an episode are unknown
+SOME_PHASES = "some_phases"  # the clause is judged only in some phases of a task; used in tables, not in files
+LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # the clause applies by tags, but did not judge
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
-"""Code -> its text, with {} for the fields; tag -> what having it, or lacking it, says about the task."""
+"""Code -> text, with {} for the fields; tag -> text on a task that has an excluding tag or lacks a required one."""
 
 
 def write_reason(code: str, *fields: str) -> str:
@@ -37,11 +37,11 @@ def read_reason(reason: str) -> dict[str, list[str]]:
 def describe_reason(
     reason: str, registry: Registry | None = None, benchmark: str = "", *, with_tags: bool = True
 ) -> str:
-    """Return the text of a reason, with the meaning of each tag and, if `with_tags`, its name. Tags without a meaning
-    are listed by name. A text that is not made of known codes, as in older files, is returned unchanged.
+    """Return the text of a reason, with the meaning of each tag and, if `with_tags`, the tag's name. Tags without a
+    meaning are listed by name. A text with unknown codes, as in older files, is returned unchanged.
 
-    With a registry, a tag that the benchmark's host lacks has the host's explanation. A tag that the host's full
-    capability set has, but the paper's set lacks, is described as left out.
+    With a registry, tags that the benchmark's host lacks are explained as this host declares. Tags that the host's full
+    capability set has, but the paper's set lacks, are described as left out by the paper.
 
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'
