@@ -1,8 +1,8 @@
 """Scripts for the robot PandaOmron in RoboCasa's kitchens: drive to a site, press a button, place an object.
 
 The scripts use privileged state, and read neither specifications nor thresholds. Each move is a generator that yields
-actions [12] and receives observations. A move ends when it arrives, or after a number of steps if something is in its
-way. The styles careful and hasty differ only in clearances and speeds.
+actions [12] and receives observations. A move ends when the base or hand arrives, or after a number of steps if an
+obstacle stops it. The styles careful and hasty differ only in clearances and speeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MobileStyle:
     over_m: float  # height above the highest nearby body at which an object is carried
     release_m: float  # height above the support at which an object is released
     drive: float  # speed of the base
-    cruise: float  # speed of the hand in the air
+    cruise: float  # speed of the hand in free space
     touch: float  # speed of the hand before contact
     dwell_steps: int  # steps for the fingers to close or open
 
@@ -39,11 +39,11 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
 _UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
-_TURN_SHARE = 0.3  # largest command of the wrist, which is weak, as a share of the hand's speed
+_TURN_SHARE = 0.3  # largest rotation command, as a share of the hand's speed; the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less in these steps touches something
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves less [m] and turns less [rad] in these steps is stuck
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less than this in these steps touches a body
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves [m] and turns [rad] less than this in these steps is stuck
 
 
 class MobileRobot(Robot):
@@ -70,8 +70,8 @@ class MobileRobot(Robot):
         return np.array([*yaw_direction(self.yaw), 0.0])
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
-        """Return the orientation of a hand that points along `forward` [3]. Its fingers open along `across` [3] or its
-        opposite, whichever is closer to the current orientation. The arguments are perpendicular unit vectors.
+        """Return the orientation of a hand that points along `forward` [3]. The fingers open along `across` [3] or
+        -`across`: the orientation closer to the current one. `forward` and `across` are perpendicular unit vectors.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
@@ -89,7 +89,7 @@ class MobileRobot(Robot):
         max_steps: int = 150,
         insist: bool = False,
     ) -> Move:
-        """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None keeps its yaw), with the arm held still. The
+        """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep the yaw), with the arm held still. The
         move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if something stops the base. With
         `insist`, a stopped base continues to push, because it may slip past the obstacle.
         """
@@ -123,7 +123,7 @@ class MobileRobot(Robot):
         max_steps: int = 60,
     ) -> Move:
         """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
-        move ends within `near_m` and 0.1 rad of it, after `max_steps` / `speed` steps, or if something stops the hand.
+        move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if the hand is stopped.
         """
         most = self.style.cruise if speed is None else speed
         before = [self.hand_m] * _STOPPED_STEPS
@@ -171,15 +171,16 @@ _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
 _LEAST_TOUCH = 0.3  # minimum speed of the hand when it moves around an object to grasp it
 
-# Pressing: distances that the base first backs off, the hand stops before the button, aims behind it, and retracts.
+# Distances for pressing a button: the base backs off; the hand stops before the button, aims behind it, and retracts.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
 _STRAIGHT_M = 0.005
-# Placing: the arm's length, the base's retreat, the hand's first height over an object, and the depth of the fingers.
+# Distances for placing an object: the arm's length, the base's retreat, the hand's first height above the object, and
+# the depth of the fingertips below the object's top.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
 
 
 def go_to_site(robot: MobileRobot) -> Move:
-    """Drive the base: back away, turn to the goal's yaw, sideways to a point before the goal, forward to the goal."""
+    """Drive the base back, turn it to the goal's yaw, then drive it to a point before the goal and on to the goal."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
     goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(front[1], front[0]))

@@ -1,10 +1,10 @@
-"""A robot arm on a fixed base: geometry of its scene, its styles careful and hasty, and its hand's moves as generators.
+"""Motion of a robot arm on a fixed base: the scene's geometry, the styles careful and hasty, and moves as generators.
 
 The styles differ only in clearances and speeds. The geometry consists of the boxes of bodies, the orientations of a
 hand that points straight down, and upright prisms.
 
 A prism is a convex outline, seen from above, between two heights. The outline is given by its support function: how far
-it extends along each of `DIRECTIONS`. Two outlines do not overlap if they are apart along some direction.
+it extends along each of `DIRECTIONS`. Two outlines do not overlap if one of the directions separates them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 
 Floats = NDArray[np.float64]
 
-OPEN, CLOSE = -1.0, 1.0  # the gripper's number in an action
+OPEN, CLOSE = -1.0, 1.0  # commands of the gripper in an action
 _DOWN = Rotation.from_quat(
     [1.0, 0.0, 0.0, 0.0]
-)  # z points down; y, the axis of opening fingers, points to the world's -y
+)  # the hand's z axis points down, and its y axis, along which the fingers open, to the world's -y
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -60,13 +60,13 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw [rad] at which the fingers open along `direction` [2]; of such yaws, the closest to `near_rad`."""
+    """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
 def remaining_turn(quat_wxyz: Floats, yaw_rad: float) -> Floats:
-    """Return the rotation from an orientation to that of a downward hand, as a vector, [3] rad, world frame."""
+    """Return the rotation vector, [3] rad, world frame, from `quat_wxyz` to a downward hand with the yaw `yaw_rad`."""
     vector: Floats = (downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
     return vector
 
@@ -94,7 +94,7 @@ class Prisms:
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """Return one prism around all of these prisms, of which there must be at least one."""
+        """Return one prism around all prisms of this set, which must not be empty."""
         low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
@@ -128,7 +128,7 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of all bodies in the scene that have a size, except `names`; `NOTHING` if there are none."""
+    """Return the prisms of all bodies in the scene that have a size, except `names`; `NOTHING` if none remain."""
     others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     return concatenate_prisms(NOTHING, *others)
 
@@ -148,9 +148,9 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest heights of the origin of `rig` [K] above the places [K, 2], in the world frame [m]. At this
-    height the rig is at least `above_m` over every obstacle that, seen from above, is within `beside_m` of the rig; the
-    rig never passes underneath. The height is -inf without such an obstacle.
+    """Return the lowest heights of the origin of `rig`, [K] m, at the horizontal places [K, 2], in the world frame. At
+    this height, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen from above; the
+    rig never passes under an obstacle. Without such obstacles, the height is -inf.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -160,8 +160,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest horizontal move of the prism, [2] m, after which no obstacle is above it or, seen from above,
-    within `beside_m` of it; zeros if no move is needed. Only obstacles that begin at or above the prism's top count.
+    """Return the shortest horizontal move, [2] m, of the prism `hull` out from under obstacles, at least `beside_m`
+    away from them, seen from above; zeros if no move is needed. Only obstacles above its top are considered.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
@@ -177,23 +177,23 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """The clearances in meters, and the speeds as shares of the largest commanded motion, 0.05 m per step."""
+    """A script's clearances in meters, and speeds as shares of the largest commanded motion, 0.05 m per step."""
 
-    clearance_m: float  # from the hand and its load to all bodies next to and below them
+    clearance_m: float  # distance of the hand and its load from bodies next to and below them
     corner_m: float  # distance to a waypoint at which the next path begins; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
-    lift_m: float  # minimum height of a gripped object before it is carried
+    lift_m: float  # height to which a gripped object is lifted before it is carried
     release_m: float  # height above the support at which an object is released
     cruise: float  # speed along a path
     final: float  # speed of the descent to a grasp, of the lift, and of the lowering to a release
     dwell_steps: int  # steps for the fingers to close or open
 
 
-CAREFUL = Style(  # rises above all bodies, moves across, descends slowly, and sets the object down
+CAREFUL = Style(  # the hand rises above all bodies, moves across, descends slowly, and sets the object down
     clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
 
-HASTY = Style(  # takes the short path at full speed, without clearance, and drops the object
+HASTY = Style(  # the hand takes the short path at full speed, without clearance, and drops the object
     clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
 
@@ -202,8 +202,8 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 
 STILL = (*[0.0] * 6, OPEN)
 Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each action
-OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle, if open and closed
-GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed: a low gain at low speed avoids overshoot
+OPEN_M, CLOSED_M = 0.039, 0.0  # distance of an open or closed finger from the hand's middle
+GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and increase at full speed; a low gain at low speed avoids overshoot
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
 _FINGER_TOLERANCE_M = 0.003
@@ -222,8 +222,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A straight path, seen from above: points `places_m` [K, 2], and for each the height [K] that the rest of the path
-    needs. At the distance `corner_m` from a corner, the hand already moves towards the next part.
+    """A path that is straight, seen from above: points `places_m` [K, 2], and heights [K] that clear the rest of the
+    path. At the distance `corner_m` from a corner, the hand already moves towards the next segment.
     """
 
     places_m: Floats
@@ -231,7 +231,7 @@ class ClearPath:
     corner_m: float
 
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the next point on the way, [3]: up until the path is clear, across, then down; corners are cut."""
+        """Return the next target point, [3]: first up to a clear height, then across, then down; corners are cut."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
         height = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
@@ -242,7 +242,7 @@ class ClearPath:
 
 
 class Robot:
-    """A robot as shown by its last observation `seen`; a move starts from this observation and updates it."""
+    """A robot, with its last observation `seen`; a move starts from this observation and updates it."""
 
     seen: Observation
 
@@ -258,14 +258,14 @@ class Robot:
 
 
 class Arm(Robot):
-    """An arm on a fixed base, and its hand's last target. Moves yield actions [7] and receive observations."""
+    """An arm on a fixed base, with the hand's last target. Moves yield actions [7] and receive observations."""
 
     def __init__(self, seen: Observation, style: Style) -> None:
         self.seen, self.style = seen, style
         self.target: HandTarget | None = None
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
-        """Return the straight path of `rig` from the hand to `end_m` [3], above obstacles by the style's clearance."""
+        """Return a straight path from the hand to `end_m` [3] on which `rig` clears obstacles as the style requires."""
         clearance_m = self.style.clearance_m
         way = end_m[:2] - self.hand_m[:2]
         share = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / _SPACING_M))[:, None]
@@ -284,8 +284,8 @@ class Arm(Robot):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along `path` if given; return whether it ran out of time. The move ends within
-        `near_m` of the target, `height_m` vertically, and `turn_rad`, or else after `most_steps` + 1 steps.
+        """Move the hand to a target, along a `path` if given; return whether the move used all its `most_steps` + 1
+        steps. The move ends earlier within `near_m` of the target, `height_m` vertically, and `turn_rad` of its yaw.
         """
         self.target = target
         for step in range(most_steps + 1):

@@ -1,4 +1,4 @@
-"""Objects to place according to the goal's predicates: their grasps, and how an arm moves them to their places.
+"""Placement of objects as the goal's predicates require: objects to place, their grasps, and the arm's moves.
 
 An object is grasped across its narrow side, or at the rim if it is too wide to fit between the open fingers.
 """
@@ -71,16 +71,16 @@ RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])  # arm's base in LIBERO's scenes, seen from above, within a few centimeters
-COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
-SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp from an object's middle, in half lengths
-SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing aligns the object
+COMFORTABLE_REACH_M = 0.60  # beyond this distance, a high hand stretches the elbow to its joint limit
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as shares of half its length
+SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align it
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m`: how far other bodies keep the hand above the best height,
-    with a quarter of the clearance and with all of it. `off_m`: distance from the object's middle, along the object.
+    `aperture_m` of each finger from the middle. `blocked_m`: how far obstacles keep the hand above the best height,
+    with a quarter of the clearance and the full clearance. `off_m`: shift and skew of the grasp, as a length.
     """
 
     place_m: Floats
@@ -91,7 +91,7 @@ class Grasp:
 
 
 def is_graspable(scene: Privileged, name: str) -> bool:
-    """Return whether the fingers fit around a body or hold its rim; both fail for a body that is wide and flat."""
+    """Return whether the fingers fit around a body or can hold its rim; for a wide, flat body, neither is possible."""
     turn, half = box_axes(scene, name), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
@@ -102,7 +102,7 @@ def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return all grasps of a body, best first, each at a yaw near `yaw_rad` and raised as far as `obstacles` require.
-    The body's own pieces also raise a grasp, because the body's box does not show hollows.
+    Pieces of the body itself also raise a grasp, because the body's box does not show hollows.
     """
     itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -166,9 +166,9 @@ def _rim_grasps(
 # Moves
 
 
-_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached: vertical, and total
+_AT_M, _NEAR_M = 0.006, 0.012  # within these vertical and total distances, a target counts as reached
 _FACING_RAD = 0.06
-_MOVED_M = 0.005  # an object that moved more than this since its grasp was chosen gets a new one: some topple at first
+_MOVED_M = 0.005  # if the object has moved more than this, a new grasp is chosen; some objects topple at first
 _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grew by more than this
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
@@ -176,14 +176,14 @@ _PAUSE_STEPS = 10
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
     80, 30, 20, 30, 100, 40, 20
 )  # fmt: skip
-"""The maximum steps of each kind of move; a move that something blocks ends then, away from its target."""
+"""The maximum steps of each kind of move, after which a blocked move ends without reaching its target."""
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
     """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp. Each
     further attempt uses the next best grasp, and after the last grasp the best again. If the object moves before the
-    descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand waits long enough
-    for a check of whether the object is in its place.
+    descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand pauses, so that the
+    caller can check whether the object is in its place.
     """
     body, style = placement.body, arm.style
     while True:
