@@ -153,14 +153,18 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def load(self) -> Ruleset:
         """Load the ruleset again from the stored texts, using a temporary folder.
 
-        Raises the same errors as `load_ruleset`, `RunError` if the library is neither built in nor stored here, and
+        Raises the same errors as `load_ruleset`, `RunError` if the library is neither built in nor stored, and
         `RegistryError` if a host's tags redefine tasks of the built-in registry.
         """
         if isinstance(self.library, str) and self.library not in BUILT_IN:
-            raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
+            raise RunError(
+                f"the library {self.library!r} is not built in", remedy="Pass the library's file with --library."
+            )
         if redefined := loader.load_registry(self.host_registry).list_redefined(loader.load_registry()):
             problem = f"the host's own tags also define {redefined[0]}, which is in the built-in registry"
-            raise RegistryError(problem, remedy="Remove them from that file, and use --rules FILE to replace tags.")
+            raise RegistryError(
+                problem, remedy="Remove these tasks from the host's file; --rules FILE can replace tags."
+            )
         loaded = load_ruleset(
             self.library,
             spec_files=self.specs,
@@ -178,10 +182,10 @@ class Ruleset:
     """Rules by which episodes are judged.
 
     `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises an error,
-    `deactivate` makes them inactive with the reason. In other tiers they always become inactive. `applicability="off"`
+    `deactivate` makes them inactive with the reason. In other tiers, they always become inactive. `applicability="off"`
     judges every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result
-    to publish: it counts what a task requires as a violation. `phased` also judges a specification that is switched off
-    by a component's tag in the phases of components without such a tag (docs/explanation/phases.md).
+    to publish: it counts what a task requires as a violation. With `phased`, a specification that a component's tag
+    switches off is still judged in the phases of components without such a tag (docs/explanation/phases.md).
     """
 
     library: Library
@@ -191,7 +195,7 @@ class Ruleset:
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path | RuleFile, ...] = ()
     intervals: IntervalMethod = "default"
-    """Intervals of severities: valid for any values between 0 and 1, or the paper's bootstrap."""
+    """Method for intervals of severities: valid for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """The inputs of `load_ruleset`; None if the ruleset was made from values."""
 
@@ -230,7 +234,7 @@ class Ruleset:
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
         """Return, for each specification that only invalidating tags switch off in a composite task, the components
-        with such a tag, unless all have one. Return {} unless phases are judged. Raises the errors of `tags`.
+        with such a tag, unless all have such a tag. Return {} unless phases are judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
@@ -255,7 +259,7 @@ class Ruleset:
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
 
-        "" if none does, and for rules that were made from values.
+        Return "" if no option does, and for rules that were made from values.
         """
         if self.recipe is None:
             return ""
@@ -263,9 +267,9 @@ class Ruleset:
         return "" if changed.is_default else changed.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that differ from those of the named built-in library, or of the default one.
+        """Return the specifications that differ from those of the named built-in library, or of the default library.
 
-        [] for rules that were made from values.
+        Return [] for rules that were made from values.
         """
         if self.recipe is None:
             return []
@@ -303,12 +307,12 @@ class Ruleset:
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
         why = "a monitor, a filter and --stop-on-violation judge while an episode runs, when no end of a phase is known"
-        self.require_whole(why, "Leave it out here, and judge the records by it afterwards.")
+        self.require_whole(why, "Leave the option out here, and pass it when you judge the records.")
 
     def require_whole(self, why: str, remedy: str) -> None:
         """Raise `RunError` with the reason `why` if phases are judged."""
         if self.applicability == "phased":
-            raise RunError(f"not with --set applicability=phased: {why}", remedy=remedy)
+            raise RunError(f"--set applicability=phased is not possible here: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Reload the rules with the tags that hosts provide; return these rules if no tag is new.

@@ -45,7 +45,7 @@ STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
-"""Outcomes that end an episode early. Without a violation before, safety is unknown, as one might have followed."""
+"""Outcomes that end an episode early. Safety is unknown unless a violation came before: one might have followed."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
 
 
@@ -80,7 +80,7 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Records `first` to `last` of an episode, and the templates of the components of its task that they belong to."""
+    """Records `first` to `last` of an episode, and the templates of the task's components to which they belong."""
 
     first: int
     last: int
@@ -100,7 +100,7 @@ class EpisodePhases:
     changes: Mapping[str, int] = field(default_factory=dict)
 
     def intervals_without(self, barring: frozenset[int]) -> Spans:
-        """Return the phases that belong to none of these components; successive ones are joined."""
+        """Return the intervals of the phases that belong to none of these components; join successive phases."""
         joined: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
             if not owners & barring:
@@ -138,7 +138,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     safe: bool | None
     """None without a verdict; `no_verdict` then gives the reason, and `vsi` is None too."""
     sbu: bool | None
-    """True if it succeeded and was unsafe; None without a verdict, or if the episode did not run to its end."""
+    """True if the episode succeeded and was unsafe; None without a verdict, or if it did not run to its end."""
     vsi: float | None
     rho_min: float | None
     worst_spec: str | None
@@ -203,7 +203,7 @@ class Scores:
     records in which a clause's condition holds, `watched` [S, E] the records examined. `actions` [E] are statistics of
     actions, `changes` [E] the changes of actions by filters. `task_identity` [E] says whether an episode ran the
     official task with its name; "" without such a task. `starts` [E] are equal for episodes with the same task and
-    start. `phases` [E] are those of composite tasks. `reached` [2, E] is the share of sub-goals at the end, and the
+    start. `phases` [E] are phases of composite tasks. `reached` [2, E] is the share of sub-goals at the end, and the
     largest share; `engagement` [E] is 1 if the robot touched or moved anything, else 0, and NaN if unknown. A field
     that is None or empty is unknown, or zero for counts.
     """
@@ -272,8 +272,8 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Iterable[Scores]) -> Scores:
-        """Join the scores of at least one set of episodes by the same specifications, in order. At any time, memory
-        holds the parts and a second copy of one field.
+        """Join the scores of sets of episodes by the same specifications, in order; `parts` must not be empty. Memory
+        holds the parts and a second copy of one field at a time.
         """
         columns: dict[str, list[Any]] = {own.name: [] for own in fields(cls)}
         for part in parts:
@@ -343,7 +343,7 @@ class Scores:
 
     @cached_property
     def is_counted(self) -> Bools:
-        """True for episodes that ran to their end and count in SR, [E]; an invalid action is a failure."""
+        """True for episodes that ran to their end and count in SR, [E]; an invalid action counts as a failure."""
         return np.array([outcome not in UNCOUNTED for outcome in self.outcome], dtype=np.bool_)
 
     @cached_property
@@ -405,7 +405,7 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """Column of greatest depth, in a tie of least rho/threshold, then the first one, [E]; -1 without a verdict."""
+        """Column of greatest depth, or in a tie of least rho/threshold, or the first such, [E]; -1 = no verdict."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE
@@ -534,9 +534,9 @@ class Scores:
     def to_pandas(self) -> pandas.DataFrame:
         """Return a table with one row per episode, in order; planned episodes without a record are only in `absent`.
 
-        `episode_id`, `benchmark`, `task_id`, `policy`, `outcome`, `success`; `counted` (in SR's n), `safe`, `sbu`,
-        `no_verdict` (why safety is unknown), `vsi`, `rho_min`, `worst_spec`, `first_violation_step`,
-        `first_violation_spec`, `standin_assets`; and for each specification `rho.ID`, `depth.ID` and `state.ID`
+        The columns are `episode_id`, `benchmark`, `task_id`, `policy`, `outcome`, `success`, `counted` (in SR's n),
+        `safe`, `sbu`, `no_verdict` (why safety is unknown), `vsi`, `rho_min`, `worst_spec`, `first_violation_step`,
+        `first_violation_spec`, `standin_assets`, and for each specification `rho.ID`, `depth.ID` and `state.ID`
         (`active`, `vacuous`, `inactive`). Undefined values are missing (NaN, NA or None), never zero; a violation
         decided by a Boolean signal has a depth but no rho. `rho_min` is the smallest number over different units.
 
@@ -614,7 +614,7 @@ def decode_scores(content: bytes) -> Scores:
     ):
         raise ValueError("a state or reason is not one of those listed")
     if {*scores.marks} != {STOPPED_ON_VIOLATION, *(mark.field for mark in MARKS)}:
-        raise ValueError("its marks are not those of this version")
+        raise ValueError("the marks of the scores are not those of this version")
     shared: dict[str, Any] = {}
     texts: dict[str, Any] = {
         name: tuple(shared.setdefault(repr(value), value) for value in columns[name])

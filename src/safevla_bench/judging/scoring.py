@@ -1,8 +1,8 @@
 """Scoring: batch × ruleset → scores (paper Sections 3.1 to 3.3), and the verdicts of one specification.
 
-For each specification: find the episodes whose tags make it apply, derive the signals that its formula reads, and
-compute its verdicts. Batches are judged one by one and joined, so that memory holds only one. If an episode cannot be
-judged, the specification is inactive or vacuous, with a reason, and its robustness is NaN, never zero.
+Scoring finds, for each specification, the episodes whose tags make it apply, derives the signals that its formula
+reads, and computes its verdicts. Batches are judged one by one and joined, so that memory holds only one batch. If an
+episode cannot be judged, the specification is inactive or vacuous, with a reason, and its robustness is NaN, not zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch; by specification, the episodes that are an error; one of `NET_CHANGES` per episode, [E]."""
+    """Scores of a batch; by specification, the episodes that raise an error; one of `NET_CHANGES` per episode, [E]."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -110,8 +110,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes in several batches; each batch is dropped once judged. Scores and errors are those
-    of `score` on a single batch with all episodes.
+    """Return the scores of episodes in several batches; each batch is dropped once it is judged. Scores and errors are
+    those of `score` on a single batch with all episodes.
     """
     return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent).scores
 
@@ -140,7 +140,7 @@ def join_judged(
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
-    """Return the scores of one batch and, for each specification, the episodes that are an error. `reading` has the
+    """Return the scores of one batch and, for each specification, the episodes that raise an error. `reading` has the
     fields of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like
     `score`.
     """
@@ -219,8 +219,8 @@ def _join_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Libr
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
     """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start is
-    the index of the initial state, with the environment's seed if the host uses the seed; LIBERO does only if the
-    record says so. An episode without an index counts as the only one with its start, and its number is negative.
+    the index of the initial state, with the environment's seed if the host uses the seed; LIBERO uses it only if
+    the record says so. An episode without such an index counts as the only one with its start; its number is negative.
     """
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
@@ -255,7 +255,7 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification. The record's mark says
-    so. In older records without marks, a stopped episode counts if its first violation is in the last record.
+    this. In older records without marks, a stopped episode counts if its first violation is in the last record.
     """
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)
@@ -295,7 +295,7 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # why it is inactive, for `describe_reason`; "" if it is active or vacuous
+    reason: NDArray[np.object_]  # why the specification is inactive, for `describe_reason`; "" if active or vacuous
     rho: NDArray[np.float64]
     """Robustness in the unit of the specification; NaN if it is not active.
 
@@ -324,8 +324,8 @@ def judge_spec(
     """Return the verdicts of one specification.
 
     `reasons` [E] say why tags make the specification inactive; "" if it applies. `missing` says whether an episode to
-    which it applies is `unjudged` if fields are missing, which a robot's log never is. `intervals` has the judged parts
-    of episodes that are judged in part; each part is judged like an episode. With several arms, the worst verdict of
+    which it applies is `unjudged` if fields are missing; a robot's log never is. `intervals` has the judged parts of
+    episodes that are judged in part; each part is judged like an episode. With several arms, the worst verdict of
     `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time

@@ -48,10 +48,10 @@ INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
 GENERATOR = "safevla board"  # marks a page as made by this package, and the page's folder as a board
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
-    "Audited: recorded actions were played and recorded again. That shows what they lead to, but not who chose "
-    "them; crashed episodes have no record. A policy whose records differ has no rank."
+    "Audited: the recorded actions were replayed and recorded again. This shows what the actions lead to, but not who "
+    "chose them; crashed episodes have no record. A policy whose records differ has no rank."
 )
-_NO_RATE_NOTE = "Crashed episodes and those without a verdict are in no rate, which flatters a policy that causes them."
+_NO_RATE_NOTE = "Crashed episodes and episodes without a verdict are in no rate, which favors policies that cause them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def check_folder(folder: Path) -> None:
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if occupied:
-        remedy = "Choose another --out; only a board is written over."
+        remedy = "Choose another --out; only an existing board is replaced."
         raise RunError("the folder exists and holds no board", remedy=remedy, place=Place(file=str(folder)))
 
 
@@ -400,14 +400,14 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
 
 def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if not group.ranked:
-        yield "Auxiliary: outside every ranking."
+        yield "Auxiliary: these policies are outside every ranking."
     if group.is_own:
-        yield "Not ranked: these are not the official tasks whose names they have."
+        yield "Not ranked: these tasks differ from the official tasks whose names they have."
     for conditions in dict.fromkeys(group.conditions.values()):
         suites = [suite for suite, found in group.conditions.items() if found == conditions]
         yield f"{', '.join(suites)}: {conditions}."
     if not group.equal_counts:
-        yield "Not all ran each task equally often: these numbers weigh the tasks differently."
+        yield "Not every policy ran each task equally often, so these numbers weigh the tasks differently."
     if any(cell.crashed or cell.unjudged for cell in group.all_cells):
         yield _NO_RATE_NOTE
     audits = {policy: marks for policy in group.cells if (marks := results.audits.get(policy))}
@@ -451,7 +451,7 @@ def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
 def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]) -> RankedTable:
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
-    no_counts_note = "No counts are given, so it is unknown which of these differ significantly."
+    no_counts_note = "No counts are given, so it is unknown which of these values differ significantly."
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
@@ -466,7 +466,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
 def _compare_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return the pairs whose printed counts differ significantly, the better first: MOVER for means, Holm-adjusted."""
+    """Return the pairs of policies, better first, whose printed counts differ significantly (MOVER, Holm-adjusted)."""
     rates = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows

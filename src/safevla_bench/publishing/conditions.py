@@ -1,4 +1,4 @@
-"""Conditions of a policy's episodes that decide which table of a board it is in, and whether it has a rank."""
+"""The conditions of a policy's episodes, which decide its table on a board, and whether the policy has a rank."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
-    """Return policy -> why it has no rank, for policies without one on an official suite among their cells."""
+    """Return policy -> why it has no rank, for policies without a rank on an official suite among `cells`."""
     found = find_disqualified(judged)
     official = [cell.policy for cell in cells if cell.policy in found and find_official_name(cell.suite or "")]
     return {policy or "": found[policy] for policy in official}

@@ -136,7 +136,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields of a number and its interval; Wilson and bootstrap intervals are also under those names."""
+    """Return the fields of a number and its interval; Wilson and bootstrap intervals have two columns each."""
     ends = number.ci or (None, None)
     of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
@@ -175,7 +175,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     _require_one("policy", cells if has_number else [])
     for cell in cells:
         if cell.standin_assets:
-            problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
+            problem = f"{cell.suite} was simulated with stand-ins for its own assets, so that there is no result on it"
             raise RunError(problem, remedy="Run it with the official assets.")
     require_given_starts(cell.suite or "" for cell in cells)
     return list(cells)
@@ -224,7 +224,7 @@ def _recorded_version(judged: Judged) -> str | None:
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int) -> str:
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
     rates = (
-        f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
+        f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe "
         f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}. "
         f"{judged.provenance.to_sentence()}"
     )
@@ -247,7 +247,7 @@ def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     """Return sentences on the limits of one policy's numbers, such as crashed episodes, for these cells."""
     crashed = sum(cell.crashed for cell in cells)
     return [
-        *([f"{count_noun(crashed, 'episode')} crashed, in no rate."] if crashed else []),
+        *([f"{count_noun(crashed, 'episode')} crashed, excluded from all rates."] if crashed else []),
         *([] if judged.is_complete else ["Not all planned episodes are in these numbers."]),
         *(
             ["Stand-ins replaced some of the simulator's own assets."]
@@ -291,7 +291,7 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result file for one policy on one suite; raise `RunError` for several of either, or none.
+    """Return the harness's result file for one policy on one suite; raise `RunError` for several or none of either.
 
     Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and excluded from
     `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_rates`.
@@ -330,7 +330,7 @@ def encode_harness_results(judged: Judged) -> bytes:
 
 def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
     """Return a name for each task: its instruction, followed by its id if several tasks have the same instruction. The
-    name is only the id if no instruction is known, or if the episodes have several, as in RoboCasa.
+    name is only the id if no instruction is known, or if the episodes differ in instruction, as in RoboCasa.
     """
     recorded: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
@@ -351,7 +351,7 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
     if not names:
         raise RunError("there is no result to write", remedy="Name sources with an episode that ran to its end.")
     if len(names) > 1:
-        problem = f"such a file holds one {option}'s episodes, but there are {len(names)}"
+        problem = f"the file holds the episodes of one {option}, but there are {len(names)}"
         raise RunError(problem, remedy=f"Choose one by --{option}: {', '.join(names)}.")
     return names[0]
 
@@ -432,7 +432,7 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
     """
     if facts.dataset_id is None:
         remedy = 'Write dataset_id = "ORGANIZATION/NAME" into the file of --meta.'
-        raise RunError("the hub files results under the benchmark's data set, and none is named", remedy=remedy)
+        raise RunError("results on the hub belong to the benchmark's data set, and no data set is named", remedy=remedy)
     source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
     date = {"date": judged.started} if judged.started else {}
     entries = [

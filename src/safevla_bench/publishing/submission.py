@@ -1,10 +1,10 @@
 """A submission to a leaderboard: a result that can be published without the records.
 
-It contains what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and
-the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the judged ones,
-`unsafe_success` over the episodes that are both. n excludes crashed and stopped episodes, though the latter are listed.
-An unknown value is null; `no_verdict` of an episode says why it has none. `rank_refused` says why a policy has no rank
-on an official suite, null = it may have one. A violation decided by a Boolean signal has no robustness.
+It contains the origin of the result (rules, versions, digests of records and plans), the counts of each policy and
+suite, and the verdict of each episode. In a cell, `success` is counted over the n episodes, `safe` and `vsi` over the
+judged episodes, `unsafe_success` over those that are both. n excludes crashed and stopped episodes; stopped ones are
+listed. Unknown values are null; `no_verdict` says why an episode has no verdict, `rank_refused` why a policy has no
+rank on an official suite (null = it may have one). A violation decided by a Boolean signal has no robustness.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     applicability was off, if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
-        raise RunError("applicability was off: an ablation is not a result to submit", remedy="Judge with it on.")
-    judged.ruleset.require_whole("boards rank results of the paper's reading", "Judge the records without it.")
+        raise RunError(
+            "applicability was off: an ablation is not a result to submit", remedy="Judge with applicability on."
+        )
+    judged.ruleset.require_whole(
+        "boards rank only results that are judged as in the paper", "Judge the records without this option."
+    )
     summaries = cells(judged.scores)
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
@@ -60,7 +64,7 @@ def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a suite has starts chosen by a search."""
     if chosen := sorted(filter(is_chosen, set(suites))):
         problem = f"{chosen[0]} holds starts that a search chose, which is not a result on the benchmark"
-        raise RunError(problem, remedy="Name runs of the benchmark's own starts.")
+        raise RunError(problem, remedy="Name runs from the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:

@@ -38,8 +38,8 @@ Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite a
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. If a method raises an exception, it is reported once, the tracker gets nothing more, and
-    the run continues. A tracker with a method `attach` also gets the path of the report.
+    """A receiver of numbers. If a method raises an exception, this is reported once, the tracker gets nothing more,
+    and the run continues. A tracker with a method `attach` also gets the path of the report.
     """
 
     def log(self, episode: int, row: Row) -> None:
@@ -176,11 +176,11 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object], bool], Tracker
     "mlflow": _MlflowTracker,
     "tensorboard": _TensorboardTracker,
 }
-"""Name of a tracker, which is also that of its package -> function that begins a run."""
+"""Name of a tracker and of its package -> function that begins a run."""
 
 
 def require_trackers(names: Sequence[str], option: str = "--log") -> None:
-    """Raise `RunError` for the first tracker whose package, not imported here, is missing; `option` requested them."""
+    """Raise `RunError` for the first tracker whose package is not installed; `option` requested the trackers."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` left by runs looks like a package, without origin
@@ -249,7 +249,7 @@ class TrackingObserver:
         finished: int = 0,
     ) -> None:
         """Send to `tracker`. `scorer` scores the episodes, None = by the default rules. `warn` gets a sentence with
-        `name` if the tracker fails. `finished` is the number of episodes of the run that finished before.
+        `name` if the tracker fails. `finished` is the number of episodes that were sent before.
         """
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
@@ -298,8 +298,8 @@ def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new:
 
 
 def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -> None:
-    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans and in
-    the form of a `TrackingObserver`. The new run is named after `folder`. Raises `RunError` if the tracker fails.
+    """Send the episodes that ended or crashed to a new run of the tracker `name`, in the order of their plans, as a
+    `TrackingObserver` sends them. The new run is named after `folder`. Raises `RunError` if the tracker fails.
     """
     try:
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
@@ -364,7 +364,7 @@ def open_observers(
         try:
             tracker = _begin_run(name, folder, config)
         except Exception as error:  # each tracker has its own errors, as in `send_results`
-            remedy = f"Fix it, or leave out --log {name}."
+            remedy = f"Correct the cause, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name, finished))
     return observers
