@@ -146,7 +146,7 @@ def test_an_array_that_is_not_a_contiguous_block_is_packed_as_its_values(codec):
     ids=["objects", "void", "records", "complex"],
 )
 def test_objects_records_and_complex_numbers_are_not_sent(codec, array):
-    with pytest.raises(PolicyError, match="cannot be packed"):
+    with pytest.raises(PolicyError, match="cannot be encoded"):
         codec.pack({"a": array})
 
 

@@ -111,7 +111,7 @@ def test_what_is_not_an_array_is_an_error_of_ours(value):
 
 def test_a_scalar_is_read_and_a_number_that_json_has_not_is_not_sent():
     assert OPENVLA.unpack(OPENVLA.pack({"x": np.float32(0.5)})) == {"x": np.float32(0.5)}
-    with pytest.raises(PolicyError, match="cannot be packed"):
+    with pytest.raises(PolicyError, match="cannot be encoded"):
         OPENVLA.pack({"x": float("nan")})
 
 

@@ -25,8 +25,8 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # number of equal requests that test whether answers repeat; the first may compile the model
-_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # numbers in the readings of dialects
+REQUESTS = 5  # number of equal requests to test whether a server repeats its answers; the first may compile the model
+_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # lengths of readings for dialects
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def example(self) -> str:
-        """An example of the policy's text, with the address of a server."""
+        """An example of the value of --policy, with the address of a server."""
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
@@ -54,10 +54,10 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _FILE.values() f
 
 
 class ChunkModel(ABC):
-    """A model that is queried in a dialect: the attribute `model` of each `ChunkedPolicy`."""
+    """A model that is queried in a dialect. Each `ChunkedPolicy` has such a model as its attribute `model`."""
 
     infer_s: float | None = None  # the model's time for the last reply [s], if its server reports it
-    has_answered = False  # whether any reply was usable; if the first is not, the run stops, not only the episode
+    has_answered = False  # whether any reply was usable; if the first reply is not, the whole run stops
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
@@ -65,11 +65,11 @@ class ChunkModel(ABC):
         self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
 
     def connect(self, task: Task) -> None:
-        """Connect and check that the dialect fits, by beginning an episode, before an environment is made."""
+        """Begin an episode before an environment is made, to connect and to check that the dialect fits."""
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the client arguments that the server requests; {} if it requests none. The connection is closed
+        """Return the client arguments that the server requests; {} if there are no requests. The connection is closed
         afterwards. Raises `ServerLostError` if no server answers.
         """
         return {}
@@ -91,15 +91,15 @@ class ChunkModel(ABC):
         """
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]; raises the errors of `query`, and `ReplyError` for unreadable actions."""
+        """Return the model's actions, [H, A]; raise the errors of `query`, and `ReplyError` for unreadable actions."""
         return self.dialect.read_actions(self.query(observation))
 
-    def close(self) -> None:  # noqa: B027  (not every model holds something)
+    def close(self) -> None:  # noqa: B027  (not every model has a connection)
         """Close the connection, if there is one."""
 
 
 class RemoteModel(ChunkModel):
-    """A model behind the first server of an endpoint that answers; `kind` is one of `KINDS`."""
+    """A model behind a server: the first server of an endpoint that answers. `kind` is a key of `KINDS`."""
 
     kind: str
 
@@ -111,7 +111,7 @@ class RemoteModel(ChunkModel):
         self._connect()
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on a new connection, as a server may have restarted; raise `ChunkModel.begin`'s errors."""
+        """Begin an episode on a new connection: the server may have restarted. Raises `ChunkModel.begin`'s errors."""
         self._connect()
 
     def _connect(self) -> None:
@@ -122,7 +122,7 @@ class RemoteModel(ChunkModel):
 
     @abstractmethod
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Try to connect until the monotonic time `until`; return None, or the reason why no server answers."""
+        """Try to connect until the monotonic time `until`; return None if it succeeds, or the reason why it fails."""
 
     @abstractmethod
     def _greet(self) -> None:
@@ -134,8 +134,10 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is what it did: `sent no map`."""
-        return PolicyError(f"the server {self.address} {event}", remedy=f"Is it {KINDS[self.kind].about}?")
+        """Return the error for a server that may be of another kind; `event` is what the server did: `sent no map`."""
+        return PolicyError(
+            f"the server {self.address} {event}", remedy=f"The address must be that of {KINDS[self.kind].about}."
+        )
 
 
 class ChunkQueue:
@@ -145,7 +147,7 @@ class ChunkQueue:
         self.left: deque[Action] = deque()
         self._chunks = self._taken = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Number of the last action's chunk in the episode, and its step in that chunk; None if it has no chunk."""
+        """Number of the last action's chunk in the episode, and its step in the chunk; None without a chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
@@ -174,9 +176,9 @@ class ChunkQueue:
 
 class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
-    `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of each spent
-    outside the model. `dialect` is for the run's description. If `clip`, actions out of the host's range are clipped,
-    as the model's project does.
+    `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of this duration
+    that is spent outside the model. `dialect` is for the run's description. If `clip` is true, actions out of the
+    host's range are clipped, as in the model's project.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
@@ -212,11 +214,11 @@ class ChunkedPolicy(ChunkQueue):
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the current chunk, [A]; if it is used up, the first action of a new chunk.
+        """Return the next action of the current chunk, [A], or the first action of a new chunk if it is used up.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
-            ServerRefusedError: the first reply of its server cannot be read, or has too few actions.
+            ServerRefusedError: the server's first reply cannot be read, or has too few actions.
             PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
         if not self.left:
@@ -241,25 +243,25 @@ class ChunkedPolicy(ChunkQueue):
         if self.model.infer_s is not None:
             self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
         if chunk.ndim != 2 or not len(chunk):
-            remedy = "It must give [H, A], H actions of A numbers."
+            remedy = "The model must return [H, A], H actions of A numbers."
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
-            problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} were requested"
+            problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
             kind = PolicyError if self.model.has_answered else ServerRefusedError
             raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
         self.model.has_answered = True
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Return the next action, [1, A], converted from the mean of what the last replies predict for this step."""
+        """Return the next action, [1, A], converted from the mean of the last replies' predictions for this step."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         parts = [transforms.average_predictions(of_part) for of_part in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(parts)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk to execute: for a `text` of None the `default`, and for `all` None, which
-    means all. Raises `PolicyError` unless the text is a whole number of at least 1.
+    """Return the number of actions of a chunk to execute, or None for all actions. `text` is a number, `all`, or None
+    for the `default`. Raises `PolicyError` for any other text, such as 0.
     """
     if text is None:
         return default
@@ -305,7 +307,7 @@ def require_library(library: str, extra: str) -> None:
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
     """Send a request several times; return how many of the later answers differ from the first. Each request begins an
-    episode, as in a run, as a server may execute chunks or have memory. Raises the errors of `connect` and `infer`.
+    episode, because a server may execute chunks or have memory. Raises the errors of `connect` and `infer`.
     """
     policy.connect(task)
     replies = []

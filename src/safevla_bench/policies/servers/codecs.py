@@ -10,8 +10,8 @@ gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format};
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
 xvla        the same JSON map as openvla's, as a text
 
-Incoming messages are not trusted. Refused are arrays of objects or records, arrays whose data does not fit their shape,
-messages that need too much memory, and messages with more than `MAX_VALUES` values, which would take too long.
+Incoming messages are not trusted. Decoding refuses arrays of objects or records, arrays whose data does not fit their
+shape, messages that need too much memory, and messages with more than `MAX_VALUES` values, which would take too long.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
-MAX_VALUES = 100_000  # values per message; an array is one value, and a chunk as nested lists has some hundreds
+MAX_VALUES = 100_000  # maximum values per message; an array is one value; a chunk as nested lists has some hundreds
 _AXES, _DTYPE = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
 _KINDS = "biufSU"  # Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed.
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""Matches `<f4`, `float32` or `<M8[s]`. NumPy reads other texts as records, and runs Python's parser on them."""
-_REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
+"""Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy runs Python's parser on other texts to read records."""
+_REMEDY = "Check that this is a policy server of this kind, in a version that this client supports."
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -50,8 +50,8 @@ Wire = Mapping[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The codec of one kind of server. `encode_array` converts an array to a map, and `decode_map` such a map to an
-    array. `is_json` selects JSON instead of MessagePack.
+    """The codec of one kind of server. `encode_array` converts an array to a map, and `decode_map` converts such a map
+    to an array. `is_json` selects JSON instead of MessagePack.
     """
 
     encode_array: Callable[[Array | np.generic], object]
@@ -61,11 +61,13 @@ class Codec:
     def pack(self, message: object) -> bytes:
         """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
         try:
-            if self.is_json:  # with spaces, as the servers' own clients write it
+            if self.is_json:  # with spaces, as the clients in the servers' projects write
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
-            raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
+            raise PolicyError(
+                f"a message cannot be encoded: {error}", remedy="Send numbers, text and arrays."
+            ) from None
 
     def unpack(self, message: bytes) -> object:
         """Return the decoded message, with read-only arrays. Raises `PolicyError` for invalid or too many values."""
@@ -83,10 +85,10 @@ class Codec:
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
-            return float(value)  # np.float64 is a float, and every MessagePack library encodes it as a float
+            return float(value)  # every MessagePack library encodes np.float64, a subclass of float, as a float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _KINDS:
-                raise TypeError(f"arrays of {value.dtype} are not sent")
+                raise TypeError(f"arrays of {value.dtype} cannot be sent")
             return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
@@ -106,7 +108,7 @@ def _too_many_values() -> PolicyError:
     return PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# By a MessagePack value's first byte: the size of its length field (`_LENGTHS`), or of its fixed content (`_FIXED`).
+# Maps from a MessagePack value's first byte to the size of its length field (`_LENGTHS`) or fixed content (`_FIXED`).
 _LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
 _LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
@@ -114,8 +116,8 @@ _FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 
 def _require_few_values(message: bytes) -> None:
-    """Raise `PolicyError` before any value is built if a MessagePack message has over 10 * `MAX_VALUES` values. An
-    empty map takes 1 byte in a message, but 72 in memory. The count is rough; that of `_restore_arrays` is exact.
+    """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
+    takes 1 byte in a message, but 72 bytes in memory. This count is rough; `_restore_arrays` counts exactly.
     """
     at, left, most = 0, 1, 10 * MAX_VALUES
     for passed in range(most + 1):
@@ -136,15 +138,15 @@ def _require_few_values(message: bytes) -> None:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    if isinstance(text, list):  # msgpack_numpy's representation of a record's fields
+    if isinstance(text, list):  # a list of the fields of a record, as in msgpack_numpy
         raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
-        raise TypeError("a dtype that is not a plain name")
+        raise TypeError("the dtype is not a plain name")
     dtype = np.dtype(text)
     if dtype.kind not in _KINDS:
         raise InvalidActionError(f"an array of dtype {dtype}, where integers or floats belong", remedy=_REMEDY)
     if not dtype.itemsize:
-        raise ValueError(f"arrays of {text!r} are not read")
+        raise ValueError(f"arrays of {text!r} cannot be read")
     return dtype
 
 
@@ -155,7 +157,7 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
     if len(shape) > _AXES or not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError(f"an array of shape {shape[: _AXES + 1]}")
     if len(data) != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"{len(data)} bytes for an array of {kind} of shape {shape}")
+        raise ValueError(f"{len(data)} bytes do not fit an array of {kind} with the shape {shape}")
     return _check_text(np.ndarray(shape, kind, data))
 
 
@@ -170,7 +172,7 @@ def _check_text(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """An array as a map: `{mark: True, ...}` with the keys of the array's bytes, dtype and shape, in this order."""
+    """The form of an array as a map `{mark: True, ...}`: its keys for the array's bytes, dtype and shape, in order."""
 
     mark: str | bytes
     data: str | bytes = "data"
@@ -220,7 +222,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Decode a map in either of GR00T's forms to an array or a NumPy scalar; return other maps unchanged."""
+    """Decode a map in one of GR00T's two forms to an array or a NumPy scalar; return other maps unchanged."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -229,7 +231,7 @@ def _decode_gr00t(wire: Wire) -> object:
     content = wire["as_npy"]
     decoded = decode_array(content) if isinstance(content, bytes) else None
     if decoded is None:
-        raise ValueError("an array file that is not a plain NumPy array")
+        raise ValueError("the array file does not hold a plain NumPy array")
     _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
     return _check_text(decoded)
 

@@ -24,7 +24,7 @@ from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]  # values: uint8 images, float arrays, texts, lists of texts, or nested requests
+Request = dict[str, object]  # its values are uint8 images, float arrays, texts, lists of texts, or requests
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
@@ -35,13 +35,13 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()  # parts, concatenated; `all` in a dialect's file = the protocol's whole vector
+    state: tuple[str, ...] = ()  # parts to concatenate; in a dialect's file, `all` = all parts of the protocol
     text: Literal["instruction", "simpler-task"] | None = None  # `simpler-task` is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
     axes: int = 0  # number of leading axes of length 1, for batch or time; a text is nested in as many lists
-    asked: str | None = None  # the server's parameter that requests this entry; None = it is always sent
+    asked: str | None = None  # the server's parameter that requests this entry; None = always sent
     flip: Flip | None = None  # flip of the camera's image; None = the protocol's flip
-    form: Literal["raw", "sine-cosine"] = "raw"  # of a state; `sine-cosine` is all sines, then all cosines
+    form: Literal["raw", "sine-cosine"] = "raw"  # form of a state; `sine-cosine` = all sines, then all cosines
     fixed: str | bool | int | None = None
 
     @property
@@ -89,21 +89,21 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # who evaluates on each host; the dialect's own host is first
+    hosts: dict[str, Literal["upstream", "ours"]]  # maps each host to who evaluates on it; the dialect's host is first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
     server_crops: bool = False
-    ensemble: int = 0  # number of last replies averaged for each action, with a query at every step; 0 = no averaging
+    ensemble: int = 0  # number of replies that an action is averaged over, with a query at every step; 0 = no averaging
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The request and the reply of one kind of server: the dialect's file, with the image processing and gripper of its
-    release. `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply
-    are executed before the next request; None = all of them.
+    """The request and the reply of a server: the dialect's file, with the image processing and gripper of the release.
+    `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply are
+    executed before the next request; None = all of them.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Dialect:
 
     @property
     def switches(self) -> dict[int, str]:
-        """Maps each column of the action that is −1 or +1, like the gripper, to the conversion from the reply."""
+        """Maps action columns with the values −1 and +1, such as the gripper, to conversions of the reply's column."""
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
@@ -162,18 +162,20 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` if unreadable."""
+        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` for a bad reply."""
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
-        """Return the reply's arrays as the server gave them, each [H, width]; raise `ReplyError` if unreadable."""
+        """Return the reply's arrays as the server sent them, each [H, width]; raise `ReplyError` for a bad reply."""
         try:
             rows = [part.read_rows(reply) for part in self.file.reply]
         except ReplyError as error:
-            problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
+            problem = (
+                f"{error.problem} ({self.name}); the reply holds {', '.join(describe_entries(reply)) or 'nothing'}"
+            )
             raise ReplyError(problem, remedy=_REMEDY) from None
         if len({len(row) for row in rows}) > 1:
-            raise ReplyError(f"the parts of the reply differ in steps: {[*map(len, rows)]}", remedy=_REMEDY)
+            raise ReplyError(f"the arrays of the reply differ in steps: {[*map(len, rows)]}", remedy=_REMEDY)
         return rows
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -223,8 +225,8 @@ def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
 # Dialects as data
 
 
-ALL = ("all",)  # as the state of a request's entry: the protocol's whole vector
-NONE = "none"  # in place of a camera's name: no image is sent
+ALL = ("all",)  # value of a request entry's `state`: all parts of the protocol's state
+NONE = "none"  # name of a camera whose image is not sent
 LARGEST = 4096
 
 
@@ -240,7 +242,7 @@ def dialects_of(transport: str) -> list[str]:
 
 @cache
 def load_dialect_file(name: str) -> DialectFile:
-    """Return the content of a dialect's file. Raises `PolicyError`, which lists all names, if it does not exist."""
+    """Return the content of a dialect's file. Raises `PolicyError`, which lists all names, for an unknown name."""
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return read_shipped(__package__, f"{name}.toml", DialectFile)
@@ -248,12 +250,12 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by name, with the images, states and gripper of its release: they belong to the model and its
-    server, regardless of the protocol by which episodes start and end. Raises `PolicyError` if it does not exist.
+    """Return a dialect by name, with the images, states and gripper of its release, which depend on the model's server
+    and not on the protocol by which episodes start and end. Raises `PolicyError` for an unknown name.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
-    assert inference is not None, f"the release {file.release} of the dialect {name} has no inference"
+    assert inference is not None, f"the release {file.release} of the dialect {name} has no inference settings"
     fields = tuple(
         structs.replace(entry, state=inference.state) if entry.state == ALL else entry for entry in file.request
     )
@@ -276,7 +278,7 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
-        raise PolicyError(problem, remedy=f"Dialects for it: {', '.join(dialects_of(transport))}.")
+        raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
     chosen = load_dialect(name)
     chosen = chosen if cameras is None else _with_cameras(chosen, cameras.split(","))
     return chosen if image_size is None else _with_image_size(chosen, image_size)
@@ -296,7 +298,9 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
-        raise PolicyError(problem, remedy=f"Name as many, or `{NONE}`: cameras={','.join(defaults)}.")
+        raise PolicyError(
+            problem, remedy=f"Name as many cameras, such as cameras={','.join(defaults)}; `{NONE}` sends no image."
+        )
     replacements = dict(zip(defaults, cameras, strict=True))
     fields = tuple(
         structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry
