@@ -129,7 +129,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     changed = seed.change.changed - supports.changeable if seed.change else ()
     if changed:
         problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
-        raise HostError(problem, remedy="Use a host that can change it; docs/reference/hosts.md lists the hosts.")
+        raise HostError(problem, remedy="Use a host that can change physics; docs/reference/hosts.md lists the hosts.")
     if seed.drawn and task.init_states and not supports.drawn:
         problem = f"{name} starts only from its initial states"
         raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
@@ -199,7 +199,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     """Base class of environments that record their episodes; the bounds of actions are ±1."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None  # limits from the base joint on [N·m]; None = the embodiment's
+    torque_limit_nm: tuple[float, ...] | None = None  # torque limits, base joint first [N·m]; None = the embodiment's
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:

@@ -166,7 +166,7 @@ class RemotePolicy(Protocol):
         """Seed of the simulator that the server requests; None if it requests none."""
 
     def connect(self, task: Task) -> None:
-        """Connect to the server before an environment is made, and put the server's requests into `wants`."""
+        """Connect before an environment is made, and put the observations that the server needs into `wants`."""
 
 
 @runtime_checkable
@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: indices of initial states, else 0, 1, ..."""
+        """Return the numbers of a task's recorded episodes: indices of initial states, or 0, 1, ... without these."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record `played` with a header field `replay` that describes how it diverges from the recording.

@@ -106,8 +106,8 @@ class EpisodeSeed:
     """
     drawn: bool = False  # whether the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
-    placed: tuple[tuple[str, float], ...] = ()  # name in `SearchSpace.names` -> value [m] for it
-    change: PhysicsChange | None = None  # made at record 0, within `HostSupport.changeable`
+    placed: tuple[tuple[str, float], ...] = ()  # coordinate in `SearchSpace.names` -> its value [m]
+    change: PhysicsChange | None = None  # physics from record 0 on, within `HostSupport.changeable`; None = unchanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,7 +326,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     o(t) is the z component of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, turned to
     the gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation,
     o(t) is z_target - z_eef. The value is 0 while nothing is gripped. Onset is the first record of the grip; flickering
-    contact does not end a grip. While several arms hold the target, the largest value counts, a slip in every hand.
+    contact does not end a grip. While several arms hold the target, the largest of the arms' values counts.
     """
     slip = _own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):

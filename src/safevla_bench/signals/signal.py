@@ -589,9 +589,9 @@ def signal(
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of the same name, computed once per `RecordFields`.
 
-    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The first line of the function's
-    docstring is its meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on
-    later records; else it may read only its record, record 0, the current grip's first, and `GAP_RECORDS` + 1 before.
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is its
+    meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on later records; else
+    it may read only its own record, record 0, the current grip's first record, and `GAP_RECORDS` + 1 records before.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed

@@ -269,7 +269,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
         raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
     if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
-        problem = "a person must be 0.5 to 2.5 m tall, and `of` must be robot or eef"
+        problem = "a person must be 0.5 to 2.5 m tall, with `of` robot or eef"
         raise FormulaError(problem, remedy="of = robot measures the links' shapes, of = eef the hand's position")
     for key, place in zip(kind.places, named, strict=True):
         _check_place(place, key, kind)

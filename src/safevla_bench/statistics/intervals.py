@@ -25,8 +25,8 @@ _MOST_VALUES = 256
 _DIGITS = 9  # decimals of the ends, few enough that the processor's order of addition does not matter
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""The points at which the integration line may end: it ends at the first of these points at which the logarithm of the
-integrand has fallen by `_FALL`. A line to the first cut needs every fifth point, a line to the next three every third.
+"""The points at which the integration line may end: it ends at the first one where the logarithm of the integrand has
+fallen by `_FALL`. Lines to the first cut use every fifth point, lines to the next three cuts every third.
 """
 _ROWS, _FEW_ROWS = 192, 16
 """Number of rows integrated at a time, to fit into the processor's cache; largest number of rows for which points are

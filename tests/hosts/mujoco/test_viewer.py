@@ -164,5 +164,5 @@ def test_states_are_needed_and_must_fit_the_model():
     with pytest.raises(HostError, match="no simulator states"):
         host.stage(task, replace(batch, sim_state=no_states))
     two_numbers = Channel(np.zeros(6), np.array([0, 6]), np.array([2]))
-    with pytest.raises(HostError, match="model here 15"):
+    with pytest.raises(HostError, match="but the model's have 15"):
         host.stage(task, replace(batch, sim_state=two_numbers))

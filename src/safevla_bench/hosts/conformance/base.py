@@ -141,7 +141,7 @@ class HostRules:
     trials: ClassVar[Sequence[Trial]]  # the tasks to test; hooks on the gripper use the first
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested after `Wants()`; cameras add rules
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, unless the package contains them
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0  # largest allowed absolute value of a position's coordinate
@@ -270,7 +270,7 @@ def tracked_paths(batch: Batch) -> dict[str, Floats]:
 
 
 def require(holds: bool, failure: str) -> None:
-    """Fail the test with the sentence `failure` unless `holds`, without a traceback (of this module only)."""
+    """Fail the test with the sentence `failure` unless `holds`. No traceback is printed."""
     if not holds:
         pytest.fail(failure, pytrace=False)
 
@@ -282,7 +282,7 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the error of class `kind` that `call` raises; fail the test if it raises another or none."""
+    """Return the text of the `kind` of error that `call` raises; fail the test if it raises another error or none."""
     try:
         call()
     except kind as error:

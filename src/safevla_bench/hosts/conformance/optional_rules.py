@@ -33,7 +33,7 @@ from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """Rules: the host lists its tasks and versions, and objects settle while it repeats the still action."""
+    """Rules: the host lists its tasks and versions, and objects settle under its still action."""
 
     def test_tasks_are_well_formed(self) -> None:
         """Fail unless host, suites and tasks have names, tasks have instructions and unique ids, their indices count
@@ -85,7 +85,7 @@ class TaskRules(HostRules):
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(own, named, f"{run}: settling by `Task.still` instead of no `wait_action`")
+        require_same(own, named, f"{run}: settling by `Task.still`, compared with no `wait_action`,")
         require(bool(first_difference(own, other)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
@@ -110,7 +110,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # largest motion in a substep: poses may be of its start, states of its end
+_NEAR_M = 0.01  # largest motion of a body in a substep; poses may be from the substep's start, states from its end
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
@@ -139,7 +139,7 @@ class OptionalRules(HostRules):
             is_there = env.reset(self.seed).privileged is not None
         require(is_there == supports.privileged, f"{run}: `privileged` is wrongly declared as {supports.privileged}.")
         placed, whole = replace(self.seed, placed=(("no-such-body.x", 0.1),)), PhysicsChange(softness=2.0, friction=2.0)
-        starts = [placed]  # every host must refuse it, because this body does not exist
+        starts = [placed]  # every host must refuse this start, because the body does not exist
         starts += [] if whole.changed <= supports.changeable else [replace(self.seed, change=whole)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
@@ -191,7 +191,7 @@ class OptionalRules(HostRules):
             for step in range(len(run.actions) + 1):
                 for camera, image in full.images.items():
                     seen, expected = _read_image(partial, camera), image if step % _LOOKS == 0 else None
-                    failure = f"{run}: {camera} shows a different image at step {step} if only some are rendered."
+                    failure = f"{run}: {camera} has another image at step {step} if only some steps are rendered."
                     require(first_difference(expected, seen) is None, failure)
                 if step < len(run.actions):
                     other.render_next((step + 1) % _LOOKS == 0)
@@ -266,7 +266,7 @@ class OptionalRules(HostRules):
                     at = picture.body_pos_m.get(name)
                     require(at is not None, f"{run}: the picture of record {step} has no position of {name}.")
                     off = float(np.linalg.norm(at - path[step]))
-                    require(off < _SHOWN_M, f"{run}: the picture of record {step} has {name} {off:g} m off.")
+                    require(off < _SHOWN_M, f"{run}: the picture of record {step} has {name} {off:g} m off its place.")
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:

@@ -55,7 +55,7 @@ class RecordRules(HostRules):
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark and id, the observed instruction, index and `env_seed`."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
-        instruction = run.env.reset(seed).instruction  # it has the names of drawn objects
+        instruction = run.env.reset(seed).instruction  # the instruction contains the names of drawn objects
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header has {recorded}; expected {expected}.")
@@ -147,8 +147,8 @@ class ContactRules(HostRules):
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             robots = [roles[name] == "robot" for name in (a, b)]
-            require(any(robots), f"{run}: leave out the contact of {a} and {b}, at rest in record 0.")
-            require(not all(robots), f"{run}: leave out the contact of the robot's {a} and {b}.")
+            require(any(robots), f"{run}: record 0 must leave out the resting contact of {a} and {b}.")
+            require(not all(robots), f"{run}: record 0 must leave out the contact of the robot's {a} and {b}.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies listed in `dropped_pairs` are in contact in any record."""
@@ -292,7 +292,7 @@ class RepeatRules(HostRules):
             return
         for index in (run.task.init_states, -1):
             begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
-            require_error(begin, HostError, f"{run} with {run.task.init_states} initial states: a reset to {index}")
+            require_error(begin, HostError, f"{run} with {run.task.init_states} initial states: reset to state {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start has the `sim_state` of the initial state with its index, or does not repeat. Passes

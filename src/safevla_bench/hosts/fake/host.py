@@ -82,7 +82,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return x and y of block, cup and tray, within ±1 cm of the task's places. Its initial states are `own`."""
+        """Return x and y of block, cup and tray, ±1 cm around the task's places; `own` are the initial states."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flat_places(_first_objects(task.index))
         starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
@@ -174,7 +174,7 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # each control step has one substep
+        further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step, so each value is the peak
     )
 
 

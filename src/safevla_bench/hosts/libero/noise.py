@@ -121,7 +121,7 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     for _ in range(passes):
         right, down = draws.randint(-reach, reach, size=(len(places), 2)).T
         for place, other in zip(places.tolist(), (places + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[place] = pixels[other]  # like LIBERO-plus, which copies instead of swapping two pixels
+            pixels[place] = pixels[other]  # like LIBERO-plus, this copies a pixel instead of swapping two
     return np.clip(_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 

@@ -236,7 +236,7 @@ def parse_count(text: str) -> int | None:
     """Parse the number of variants per suite and category; return None for `all`, raise `HostError` for other texts."""
     if text == "all" or re.fullmatch("0{,9}[1-9][0-9]{,8}", text):
         return None if text == "all" else int(text)
-    raise HostError(f"plus={text} is not a number of variants", remedy="Give 1 or more per category, or all.")
+    raise HostError(f"plus={text} is not a number of variants", remedy="Give a number of 1 or more, or all.")
 
 
 def _hash_text(text: str) -> str:
@@ -251,10 +251,10 @@ def data_folder() -> Path:
     root, named = None, os.environ.get(FOLDER)
     if named:
         root = Path(named, "liberoplus")
-    elif spec := importlib.util.find_spec("liberoplus"):  # finds but does not import it
+    elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
-    if folder is None or not os.path.isfile(folder / _LIST):  # False also in an unreadable folder
+    if folder is None or not os.path.isfile(folder / _LIST):  # isfile is False also in an unreadable folder
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {named}' if named else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:

@@ -362,7 +362,7 @@ def make_control_env(
     kinds = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes them later
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes the arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
@@ -379,7 +379,7 @@ def make_control_env(
     except KeyError as error:
         remedy = "Correct the name in the task file, or install a version of LIBERO that has it."
         raise HostError(f"{bddl_file}: LIBERO has no problem or class {error}", remedy=remedy) from error
-    except ImportError as error:  # robosuite raises it if EGL has no device
+    except ImportError as error:  # robosuite raises ImportError if EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
     finally:

@@ -328,7 +328,7 @@ def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raise `HostError` if ManiSkill is missing or cannot be imported."""
     ManiskillHost().versions()
     with importing("ManiSkill", _INSTALL, by_egl=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hides SAPIEN's warning about missing Vulkan, and gymnasium's
+        warnings.simplefilter("ignore")  # hides SAPIEN's warning about missing Vulkan, and gymnasium's warnings
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
     mani_skill.logger.setLevel(logging.ERROR)  # hides warnings about undefined poses in ManiSkill's tasks
@@ -392,7 +392,7 @@ def settle_once(env: Any, still: Action) -> None:
     """Take one physics step under the still action, after which PhysX reports contacts."""
     from mani_skill.utils import common
 
-    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # layouts have only one agent
+    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))  # scenes with layouts have one agent
     env.scene.step()
 
 

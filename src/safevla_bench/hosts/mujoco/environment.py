@@ -236,7 +236,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def _set_substeps(self, count: int) -> None:
         env = self._robosuite()
-        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds down substeps
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the step count down
 
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         simulation = self._robosuite().sim

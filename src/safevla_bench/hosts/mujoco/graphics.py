@@ -158,7 +158,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     return chosen[worker % len(chosen)], warning
 
 
-_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # of EGL_NV_device_cuda in Khronos' EGL registry
+_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # constants of EGL_NV_device_cuda in Khronos' EGL registry
 
 
 @cache

@@ -226,7 +226,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
-        remedy = "They place what `sim_state` lacks, such as fixtures. In your own loop call env.seed(N) before "
+        remedy = "Both place what `sim_state` lacks, such as fixtures. In your own loop call env.seed(N) before "
         remedy += "each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
