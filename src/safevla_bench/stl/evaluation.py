@@ -272,7 +272,7 @@ def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return for each episode the index of the record that decides its robustness, [E]; -1 if the window is beyond its
+    """Return for each episode the index of the record that decides its robustness, [E]; -1 if the window is beyond the
     end. A root G is decided by the record with the smallest margin in the window, F by the record with the largest
     margin, and `a U b` by the record at which `b` becomes true with the largest margin. `not` is decided by its child;
     `and`, `or` and `->` by the side whose value they have; a formula without temporal operators by record 0. In a tie

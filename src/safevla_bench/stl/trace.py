@@ -126,8 +126,9 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjacent pieces of the values, [P]. `cuts` holds the first index of each piece and
-    starts with 0. Values are read block by block: folding many short pieces is quick once the block is in the cache.
+    """Return the fold (minimum or maximum) of P adjacent pieces of values, [P]. `cuts` holds the first index of each
+    piece and starts with 0. Values are read block by block: folding short pieces is quick once the block is in the
+    cache.
     """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))

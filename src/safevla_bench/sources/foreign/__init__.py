@@ -39,8 +39,8 @@ from safevla_recorder.episode import Floats
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes at a path, of demonstrations or of vla-evaluation-harness; None if the path has neither.
 
-    Raises `RecordError` if a file that is one of these by its name or first bytes cannot be read, if an HDF5 file is
-    missing, or if h5py is not installed.
+    Raises `RecordError` if a file that looks like one of these cannot be read, if an HDF5 file is missing, or if h5py
+    is not installed.
     """
     with limit_memory(path):
         recordings = recording_files(path)
@@ -52,7 +52,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # finds True and False too, since they equal 1 and 0
+_SUCCESSES = {0: False, 1: True}  # also finds True and False, which equal 1 and 0 as keys
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -223,7 +223,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process keeps its environment while the task stays the same, and seeds it only when it creates it.
+        # A process keeps its environment while the task stays the same, and seeds an environment only on its creation.
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present

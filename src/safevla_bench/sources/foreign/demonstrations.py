@@ -58,7 +58,8 @@ class RecordedActions:
     source: str
     actions: Floats
     states: Floats | None = None
-    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # body -> [T + 1, 3]; compared if `states` is None
+    # Body -> its positions, [T + 1, 3]; a replay is compared with them if there are no `states`.
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None
@@ -68,10 +69,12 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    rest_steps: int = 0  # after `wait_steps`, up to so many more steps until the objects rest
+    # Maximum number of further steps after `wait_steps`, which end once the objects are at rest.
+    rest_steps: int = 0
     earlier_resets: int | None = None  # resets of the environment since its seeding; None = seeded for this episode
     drawn: bool = False  # True if the start was drawn at random instead of taken from the initial states
-    proprioception: Floats | None = None  # [T, 8], after each action: position [m], axis-angle, two fingers
+    # The end effector after each action, [T, 8]: position [m], axis-angle, positions of the two fingers.
+    proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
@@ -221,7 +224,7 @@ _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_
 
 
 def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a dataset. If its path is one that lerobot-eval writes, add their tasks and starts."""
+    """Yield the episodes of a dataset. If its path is one that lerobot-eval writes, each has its task and start."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
         yield from takes
@@ -245,8 +248,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of such files in the order of their names, of a
     LeRobot dataset, or of a folder of datasets, such as the `recordings` of lerobot-eval.
 
-    Return None for any other path, as its suffix and the files in it show. Raises `RecordError` if such a file is
-    missing, cannot be read or has no demonstrations, or if h5py is not installed.
+    Return None for any other path. Only suffixes and the file `meta/info.json` identify a path. Raises `RecordError` if
+    such a file is missing, cannot be read or has no demonstrations, or if h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

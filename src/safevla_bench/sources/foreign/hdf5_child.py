@@ -144,7 +144,7 @@ def _decode_text(value: object) -> str | None:
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # missing, or a file name as of robosuite 1.0
+    if not xml or not xml.lstrip().startswith("<"):  # no XML: it is missing or a file name (robosuite 1.0)
         return []
     remedy = "Copy the file again, or remove this attribute; the simulator then places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:

@@ -26,7 +26,8 @@ class Log:
     """A log that has not been read yet, its mapping, and the file of the mapping; None = no file."""
 
     path: Path
-    recordings: tuple[recordings.Recording, ...]  # each one episode or several trials; () for a LeRobot dataset
+    # Each recording is one episode, or is cut into trials; () for a LeRobot dataset.
+    recordings: tuple[recordings.Recording, ...]
     mapping: records.LogMapping
     mapping_file: Path | None
 

@@ -173,7 +173,7 @@ def _choose_clock(
 ) -> str:
     """Return the part whose messages are the instants: the hand, since a record needs its pose, else the pose with the
     most messages. If all poses are static in their frames, return the transform with the most messages, not a faster
-    torque: poses would be interpolated at the torque's instants, and accelerations be wrong.
+    torque: poses would be interpolated at its instants, and accelerations would be wrong.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-_SAME_BASE_NS = 50_000_000  # maximum median distance of a topic's stamps from the clock's time base, if they are on it
+# Maximum median difference between a topic's stamps and its converted log times, if its stamps are on the time base.
+_SAME_BASE_NS = 50_000_000
 _MOST_RATE = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
 _ROUGH = 1e-2
 _FITTED = 100  # messages at each end of the clock to which a line is fitted for extrapolation
@@ -86,7 +87,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    """Return which messages have a stamp, [n]. A stamp of zero counts only as the first of a clock that begins at 0."""
+    """Return which messages have a stamp, [n]. Zero is a stamp only in the first message, if the clock starts at 0."""
     stamped = np.asarray(part.stamp_ns != 0)
     later = part.stamp_ns[stamped]
     if not stamped.all() and len(later) > 1:

@@ -28,7 +28,8 @@ from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
 MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decoded message, or of the description of its type
-_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # limit for a decompressed record or chunk; for all of a file
+# Maximum size of one decompressed record or chunk, and of all decompressed chunks of a file.
+_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
@@ -89,7 +90,7 @@ def check_size(size: int, name: str) -> None:
     """Raise `RecordError` if a message or the description of a type is too large."""
     if size > MAX_MESSAGE_BYTES:
         problem = f"{name!r} has more than {MAX_MESSAGE_BYTES >> 10} KiB"
-        raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+        raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")
 
 
 def storage_suffix(path: Path) -> str | None:

@@ -19,7 +19,8 @@ from safevla_bench.text import load_json
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION = 1 << 18
-_MOST_VALUES = 1 << 11  # maximum number of values in a message, which all need generated code; an array is one
+# Maximum number of values in a message, each of which needs generated code; an array counts as one value.
+_MOST_VALUES = 1 << 11
 _NO_FIELD = "structure_needs_at_least_one_member"  # only field of an empty type: 1 byte in CDR, 0 bytes in ROS 1
 _NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
@@ -91,7 +92,9 @@ def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
     text = channel.definition.decode()
     if len(text) > _MAX_DEFINITION:  # the parser needs a second per 100 KiB
-        raise RecordError(f"the type of {channel.topic!r} is too large", remedy="Map a topic of poses or numbers.")
+        raise RecordError(
+            f"the type of {channel.topic!r} is too large", remedy="In the mapping, choose a topic of poses or numbers."
+        )
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
             parts = [part.partition("\n")[2] for part in text.split(_IDL)[1:]] if text.startswith(_IDL) else [text]
@@ -160,6 +163,6 @@ def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, in
         size += 4 if desc[0] == 4 else least * length
         if values > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not least):
             problem = f"{kind}.{field} is an array of length 0, of empty elements, or with too many values"
-            raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+            raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")
     known[kind] = values, size
     return values, size

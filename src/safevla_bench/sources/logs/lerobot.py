@@ -70,7 +70,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
             with records.translated_errors(path, _DOWNLOAD):
                 for number, part in _split_file(path, [*dict.fromkeys([*_KEYS, *columns])]):
                     if number < last:
-                        raise RecordError("the frames of its episodes are not consecutive", remedy=_WRITTEN)
+                        raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
                     if number > last and episode:
                         yield pa.concat_tables(episode).sort_by("frame_index")
                         episode, rows, size = [], 0, 0

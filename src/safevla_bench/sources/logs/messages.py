@@ -95,7 +95,7 @@ class NumberTaker(Taker):
     """Collects numbers of messages, chosen by the names in each message, or by index."""
 
     columns: Columns = field(kw_only=True)
-    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> mapped indices
+    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message, unless it lacks all mapped numbers. Raises `RecordError` if messages differ in their form."""

@@ -89,10 +89,12 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order in `quaternion`; None = as the names say
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = by name
-    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = by name or quaternion
+    # Form of the rotation; None = as the names say, else a quaternion.
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    angle_unit: Literal["rad", "deg"] | None = None  # None = as the names say, else rad
+    # Unit of the angles; None = as the names say, else radians, which must not exceed a full turn.
+    angle_unit: Literal["rad", "deg"] | None = None
     unit: Literal["m", "cm", "mm"] = "m"  # a unit in the names, such as `x_mm`, has priority over `m`
 
     @property
@@ -179,7 +181,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: str | None = None
     # Whether the episodes succeeded, or the feature whose value in the last frame says so; None = `next.success`.
     success: bool | str | None = None
-    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # episode -> outcome; has priority
+    # Episode -> its outcome, which has priority over `success`.
+    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first with role target
     clock: str | None = None  # topic whose messages are the records; None = topic of the hand, else of most poses
@@ -214,7 +217,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     episode: Episode = Episode()
     trials: tuple[Episode, ...] = ()  # the trials into which a recording is cut: [[episode]] in the file
     transforms: Transforms = Transforms()
-    ros_distro: str | None = None  # defines types that a recording lacks; None = the recording's distribution
+    # ROS distribution that defines the types which a recording does not define; None = the recording's distribution.
+    ros_distro: str | None = None
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
@@ -481,7 +485,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
-        remedy = "Leave this out of the mapping, or map it to recorded data."
+        remedy = "Leave this part out of the mapping, or map it to recorded data."
         raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, part in episode.series.items():

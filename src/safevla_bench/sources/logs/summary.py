@@ -11,7 +11,8 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # limits for warnings: speed, share of a torque limit, periods
+# A warning is given above this speed, this multiple of a torque limit, or so many periods without a message.
+_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}
 _MOST_SHOWN = 8  # maximum count of a channel's numbers whose extremes are shown
 
@@ -43,7 +44,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
             if isinstance(columns, PoseColumns) and len(rows) > 1:
                 speed = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times)).max())
                 if speed > _FASTEST_M_S:
-                    found[f"{episode.name}: it moves at {format_significant(speed)} m/s"] = None
+                    found[f"{episode.name}: the speed reaches {format_significant(speed)} m/s"] = None
             if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))

@@ -59,7 +59,7 @@ class FrameTree:
         roots = [self._edges[chain[-1]].parents[0] if chain else name for chain, name in ((up, frame), (down, into))]
         if roots[0] != roots[1]:
             known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
-            remedy = f"The transforms connect: {known}. Write the topics of others as `topics` under [transforms]."
+            remedy = f"Known frames: {known}. Write all topics with transforms as `topics` under [transforms]."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
         from scipy.spatial.transform import Rotation  # slow to import
 

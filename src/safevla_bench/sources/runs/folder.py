@@ -97,7 +97,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int
     p50_ms: float
     p95_ms: float
-    waiting_p50_ms: float | None = None  # median of the time outside the model, if the server states its time
+    waiting_p50_ms: float | None = None  # median time outside the model, if the server states the model's time
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):

@@ -198,5 +198,5 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         f"{policy} names {len(labels)} policies here, since their arguments, servers or checkpoints differ: "
         f"{'; '.join(labels)}."
         for policy, labels in shown.items()
-        if any(label.startswith(f"{policy} ") for label in labels)  # not a name by the user
+        if any(label.startswith(f"{policy} ") for label in labels)  # not named by the user
     ]

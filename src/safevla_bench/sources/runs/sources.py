@@ -116,13 +116,14 @@ class RecordSource:
 
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
-    description: Mapping[str, object]  # the run's run.json; empty for an archive file
+    description: Mapping[str, object]  # content of run.json; empty for an archive file
     read: Callable[..., Iterator[Batch | RecordError]]  # yields all episodes or chosen ones, as `archive.read_episodes`
     files: tuple[Path, ...] = ()  # the files that `read` reads in turn; () for an unfinished run, which may continue
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; `absent` has the missing episodes, too
+    # Differences of a complete run from its plan; `absent` has the missing episodes, too.
+    plan: run_folder.PlanDifference = _AS_PLANNED
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A
