@@ -172,7 +172,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    path.unlink(missing_ok=True)  # possibly left from a dead process with the same process id, or a link
+    path.unlink(missing_ok=True)  # possibly a leftover of a dead process with the same process id, or a link
     with path.open("x+b") as stream:
         yield stream
         stream.flush()

@@ -107,14 +107,17 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
         part = problem.owner_of(arguments[0])
         yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move"), predicate
     elif verb in SWITCHES:
-        yield _GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}"), predicate
+        yield (
+            _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {problem.owner_of(arguments[0])}"),
+            predicate,
+        )
     elif verb in PLACINGS and len(arguments) == 2:
         if verb == "in" and _is_closed(problem, arguments[1]):
             doubt = (
-                f"nothing says that {arguments[1]} is open at first: does the robot have to open it? To judge phase by "
-                "phase, add predicates = ['opening of BODY >= SHARE'], with the body of its door or drawer in a record"
+                f"nothing says that {arguments[1]} is open at the start: must the robot open it? To judge phase by "
+                "phase, add predicates = ['opening of BODY >= SHARE'], where BODY is its door or drawer in records"
             )
-            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at first", doubt), None
+            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at the start", doubt), None
         yield _placing_phase(problem, goal_text, *predicate), predicate
     else:
         doubt = f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?"
@@ -134,18 +137,18 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
         return _GoalPhase("pnp-basic", f"{goal_text}: treated as pick and place", doubt)
     receiver_words = receiver.replace("_", " ")
     if pushed := next((word for word in kinds.words["pushing"] if word in problem.language.split()), None):
-        doubt = f"the instruction says {pushed!r}: may the {kind.replace('_', ' ')} be lifted all the same?"
+        doubt = f"the instruction says {pushed!r}: may the {kind.replace('_', ' ')} be lifted nevertheless?"
         return _GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)
     if _match_name(receiver, kinds.receiving["racks"]) and _match_name(kind, ("bottle",)):
         doubt = f"does it take a large tilt to put {moved} into the {receiver_words}?"
-        return _GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)
+        return _GoalPhase("wine-rack-insert", f"{goal_text}: puts a bottle into a rack", doubt)
     if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
-        return _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
+        return _GoalPhase("pnp-into-container", f"{goal_text}: puts an object into something")
     is_vessel = place in problem.objects and kind != receiver and _match_name(receiver, kinds.receiving["containers"])
     if verb == "on" and is_vessel:
         doubt = f"does {moved} lie in {place}, or on top of it?"
-        return _GoalPhase("pnp-into-container", f"{goal_text}: the {receiver_words} holds things", doubt)
-    return _GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")
+        return _GoalPhase("pnp-into-container", f"{goal_text}: the {receiver_words} is a container", doubt)
+    return _GoalPhase("pnp-basic", f"{goal_text}: sets an object down on something")
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:

@@ -103,7 +103,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Check the files of LIBERO-plus, which only one suite needs; a warning if the folder set by the user lacks any."""
+    """Check the files of LIBERO-plus, which only one suite needs; a warning if the user's folder lacks any file."""
     check = "LIBERO-plus's files"
     try:
         folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())

@@ -1,4 +1,4 @@
-"""The check whether a server's model gets pictures in the expected orientation: it gets scenes in four orientations.
+"""Checks whether a server's model gets pictures in the expected orientation, by sending scenes in four orientations.
 
 A model that gets a mirrored scene moves the hand to the mirrored place. No simulator is needed: `scenes.npz` holds a
 recorded observation and the recorded next actions for each task of the demo (docs/tools/record_scenes.py). Each scene

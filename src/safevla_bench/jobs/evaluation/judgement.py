@@ -296,7 +296,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # by the policy names in the records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # names policies as in the records
         code = tuple(recorded_code(opened.description)) if opened.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -322,7 +322,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
     horizons = [header.horizon for header in judged.headers]
     if None in horizons:
-        remedy = "Record episodes with a horizon: it limits the cost, which the interval needs."
+        remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
         raise RunError("an episode names no horizon", remedy=remedy, place=Place(field="horizon"))
     totals: list[float] = []
     for batch in judged.records.read_chunks():

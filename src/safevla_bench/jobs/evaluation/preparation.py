@@ -118,7 +118,7 @@ def require_counts(**counts: int | None) -> None:
 def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
     """Return the policy with the arguments that its server requests, in addition to the user's arguments. If the server
     cannot be reached, no arguments are added, because it may start later or be near a worker on another machine. Raises
-    `ServerUnreachableError` if the server is needed now: this machine runs the only policy.
+    `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
     given, asked = request.client_options(policy), policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:

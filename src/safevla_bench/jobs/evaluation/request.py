@@ -38,7 +38,7 @@ class RequestedPolicy:
     """A policy of a run: its name, and how to make it."""
 
     name: str
-    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH` or an entry; "" = see `maker`
+    spec: str = ""  # how to make it: `python:module:factory`, `replay:PATH` or an entry; "" = from the name
     arguments: Mapping[str, str] = field(default_factory=dict)  # take precedence over `Request.arguments`
     coupling: Coupling = UNCOUPLED
     """The filter, as in `--filter`, and the delay of answers: `3` control steps, `120ms` or `measured`."""
@@ -133,7 +133,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return a run folder's request, not trusted, without volatile facts except servers. Raises `RunError`."""
+        """Return a run folder's request, not trusted and without volatile facts except servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -242,7 +242,7 @@ class ExecutionOptions:
     resume: bool = False  # continue the run if the folder already holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Started episodes continue; `TimeUpError` if episodes remain unstarted."""
+    """Time [s] after which no episode starts. Started episodes continue. Raises `TimeUpError` if others are left."""
     other_code: bool = False
     """Whether to accept a run or actors with different code. run.json and the episodes' rows name the code in use."""
 

@@ -131,7 +131,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
         """Return the episode with this index (-1 is the last), id, or unique ending of an id; a tuple for a slice.
-        Raises `IndexError` for an unknown index, and `RunError` unless exactly one id fits, of a recorded episode.
+        Raises `IndexError` for an unknown index, and `RunError` unless exactly one episode fits and was recorded.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])

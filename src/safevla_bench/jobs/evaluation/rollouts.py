@@ -144,7 +144,7 @@ def _run_pending(
 
 
 def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn once for each version of the code that ran an episode but is not this command's."""
+    """Yield the episodes; warn once for each version of the code, other than this command's, that ran an episode."""
     warned: set[str] = set()
     for end in finished_episodes:
         yield end

@@ -260,4 +260,4 @@ def was_stopped_early(judged: Judged) -> bool:
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 
 
-STOPPED_EARLY = "A run stopped once its condition was decided, but intervals here assume a number fixed in advance."
+STOPPED_EARLY = "A run stopped once its condition was decided, but intervals assume an episode count fixed in advance."

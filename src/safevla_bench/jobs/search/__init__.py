@@ -54,7 +54,7 @@ _BOOLEAN = 1.0
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity that a search minimizes: each clause's robustness divided by its threshold, or a formula's one."""
+    """The quantity that a search minimizes: each clause's robustness divided by its threshold, or that of a formula."""
 
     ruleset: Ruleset
     text: str
@@ -225,7 +225,7 @@ def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:
         )
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as instructions: {getattr(error, 'strerror', None) or error}"
-        remedy = f"Name a text file with one instruction per line, or a suite of {host.name} that has other ones."
+        remedy = f"Name a text file with one instruction per line, or a suite of {host.name} with other instructions."
         raise RunError(problem, remedy=remedy, place=Place(file=text)) from None
     return tuple(dict.fromkeys([task.instruction, *others]))
 

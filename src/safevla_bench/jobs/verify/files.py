@@ -225,7 +225,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     table = folder.EPISODES if has_table else "raw"
     details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, records, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
-    detail = f"{len(rows)} in {table}, {len(records.headers)} of them with a record and {crashed} crashed ones without"
+    detail = f"{len(rows)} in {table}: {len(records.headers)} with a record, {crashed} that crashed without a record"
     return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
 
 
