@@ -180,7 +180,7 @@ def test_a_chunk_at_openvla_s_address_says_what_came():
     ("page", "kind", "words"),
     [
         ((401, b""), ServerRefusedError, "wants a key"),
-        ((307, b""), ServerRefusedError, r"does \(HTTP 307\)"),
+        ((307, b""), ServerRefusedError, r"kind \(HTTP 307\)"),
         ((503, b""), ServerUnreachableError, "HTTP 503"),
     ],
 )

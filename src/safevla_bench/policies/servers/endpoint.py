@@ -29,7 +29,7 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 KEY = "SAFEVLA_API_KEY"  # environment variable with the server's key, used if no argument names a key file
 CONNECT_S, ANSWER_S = 10.0, 120.0
 MAX_REPLY_BYTES = 64 * 2**20  # largest accepted message from a server; a chunk of actions takes a few kilobytes
-MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # kept of a server's error, and of the line that names it
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum length of a server's error, and of its summary
 PAUSE_S = 0.2  # time between attempts to reach a server, and minimum duration of an attempt
 
 
@@ -58,13 +58,13 @@ def parse_endpoint(
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the addresses in `URL[,URL...]`, rotated to begin with this worker's; scheme and port are optional. Raises
-    `PolicyError`, without repeating the text, for an invalid address, or one with a user, a query or a fragment.
+    """Return the addresses in `URL[,URL...]`, rotated by the worker's number; scheme and port are optional. Raises
+    `PolicyError`, without repeating the text, for an invalid address, or an address with a user, a query or a fragment.
     """
     try:
         servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # the text may contain a secret, so the error does not repeat it
-        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several separated by commas; a key belongs in {KEY}."
+        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas; put a key into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     first = int(os.environ.get(WORKER, "0")) % len(servers)
     return (*servers[first:], *servers[:first])
@@ -93,13 +93,13 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 def read_key(key_file: str | None = None) -> str | None:
     """Return a server's key from the file `key_file` or, without a file, from the environment variable `KEY`; None if
-    neither is given. Afterwards the key is hidden in all text that is printed or written. Raises `PolicyError`, which
+    there is no key. Afterwards the key is hidden in all text that is printed or written. Raises `PolicyError`, which
     does not contain the key, if the file or the variable does not hold a valid key.
     """
     try:
         secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
     except (OSError, UnicodeDecodeError) as error:
-        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds only the key."
+        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Pass a file that holds only the key."
         raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
     if not secret and key_file is None:
         return None
@@ -114,8 +114,8 @@ def read_key(key_file: str | None = None) -> str | None:
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
     """Return the address of the first server in the list that answers; the list is retried until the connection
-    timeout. `attempt` tries an address until a monotonic time, and returns None or the reason why the server does not
-    answer. Raises `ServerUnreachableError` if none answers, and the errors of `attempt`.
+    timeout. `attempt` tries an address until a monotonic time, and returns None if the server answers, else the reason
+    for the failure. Raises `ServerUnreachableError` if none answers, and the errors of `attempt`.
     """
     until = time.monotonic() + endpoint.connect_s
     while True:
@@ -126,7 +126,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
                 return address
             problems.append(f"{address}: {problem}")
         if time.monotonic() + PAUSE_S >= until:
-            remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
+            remedy = "Start the server, check its address, or wait longer: --policy-arg connect_timeout_s=300."
             answers = f"no policy server is ready within {endpoint.connect_s:g} s ({'; '.join(problems)})"
             raise errors.ServerUnreachableError(answers, remedy=remedy)
         time.sleep(PAUSE_S)
@@ -134,7 +134,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Close the connection and raise `ServerRefusedError` for a `PolicyError`, which would recur in all episodes."""
+    """Convert a `PolicyError`, which would recur in all episodes, to `ServerRefusedError`; close the connection."""
     try:
         yield
     except ServerLostError:
@@ -151,7 +151,7 @@ def describe_cause(error: BaseException) -> str:
 
 def lost_error(address: str, event: str) -> ServerLostError:
     """Return the error for a server that is silent or gone; `event` says what happened."""
-    remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
+    remedy = "Read the server's log, and start the server again. If it is slow: --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
@@ -160,14 +160,14 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
     the error says so.
     """
     count = int(os.environ.get(WORKERS, "1"))
-    shared = f"; it may be slow: the run's {count} workers share its servers" if count > 1 else ""
-    remedy = "Its own messages say why. If slow: fewer --workers, more servers, or --policy-arg timeout_s=SECONDS."
+    shared = f"; it may be slow because {count} workers share the run's servers" if count > 1 else ""
+    remedy = "Read the server's log. If it is slow: fewer --workers, more servers, or --policy-arg timeout_s=SECONDS."
     return ServerSlowError(f"the policy server {address} gave no answer for {seconds:.3g} s{shared}", remedy=remedy)
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
     """Return the error for a message that does not answer the last request; later replies cannot be trusted."""
-    remedy = "The server must send each client one reply per request, in order. Correct it there, then start it again."
+    remedy = "The server must send each client one reply per request, in order. Correct and restart the server."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
@@ -175,9 +175,9 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that does not mean success."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
-        return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
-    problem = f"{address} answers, but not as such a policy server does (HTTP {status})"
-    return PolicyError(problem, remedy="Give the kind, the address and the port of the policy server itself.")
+        return PolicyError(problem, remedy=f"Put the server's key into the variable {KEY}, or pass key_file=FILE.")
+    problem = f"{address} answers, but not like a policy server of this kind (HTTP {status})"
+    return PolicyError(problem, remedy="Check the kind, the address and the port of the policy server.")
 
 
 def size_error(address: str) -> PolicyError:
@@ -187,7 +187,7 @@ def size_error(address: str) -> PolicyError:
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure, with the line that names the exception, then the end of the text."""
+    """Return the error for a server's failure: the line of the exception, then the end of the server's text."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
     named = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
@@ -199,13 +199,13 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # limit of a greeting as JSON; of a longer one, a digest and the entries that fit are kept
+MAX_BYTES = 4096  # limit of a greeting as JSON; of a longer greeting, a digest and the entries that fit are kept
 _LETTERS, _DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's greeting as plain JSON, with values under secret names and the client's own key hidden. Arrays
-    are replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
+    """Return a server's greeting as plain JSON; values under secret names and the client's key are hidden. Arrays are
+    replaced by their type and shape; a greeting that is not a map is replaced by an empty map.
     """
     if not isinstance(greeting, Mapping):
         return {}
@@ -235,7 +235,7 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
         return _sanitize_map(plain, secret, depth + 1)
     if isinstance(plain, list | tuple):
         return [_sanitize_value(item, secret, depth + 1) for item in plain]
-    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # not infinity or NaN
+    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # neither infinity nor NaN
         return plain
     return _sanitize_text(str(plain), secret)
 

@@ -1,8 +1,8 @@
-"""Published policies as data (`entries.toml`), the paper's first. Each is also a policy, `--policy ENTRY`, which
-queries the policy's servers.
+"""Published policies as entries of `entries.toml`, the paper's policies first. Each entry is also a policy, `--policy
+ENTRY`, which queries the servers of the published policy.
 
-The policy of an entry has one client per suite, because some entries have one checkpoint, and so one server, per suite.
-A server's address does not identify a policy, so the argument `server` is left out of a run's description.
+The policy of an entry has one client per suite, because some entries need a checkpoint, and so a server, for each
+suite. A server's address does not identify a policy, so the argument `server` is left out of a run's description.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
 UNKNOWN = "unknown"
-MARK = "@"  # in the name of every entry, and in no other name
+MARK = "@"  # a character of every entry's name, and of no other policy's name
 EVERY = "all"
 SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published policy on one host. Its published numbers are found by policy and suite."""
+    """A published policy on one host; the policy's name and the suite identify its published numbers."""
 
     name: str
     policy: str
@@ -40,11 +40,11 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     listed: Literal["paper", "board", "harness"] = "paper"
-    """Publisher of the numbers: the paper, the board of its authors, or vla-evaluation-harness (which has a server)."""
+    """Publisher of the numbers: the paper, the board of the paper's authors, or the project vla-evaluation-harness."""
     training: str | None = None
-    auxiliary: bool = False  # in the paper's Table 6, outside its main results
+    auxiliary: bool = False  # whether it is in the paper's Table 6, outside the main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # facts that neither the paper nor the project states; they are open or assumed
+    unknown: tuple[str, ...] = ()  # open or assumed facts, which neither paper nor project states
 
     @property
     def is_runnable(self) -> bool:
@@ -77,8 +77,9 @@ def find_entry(name: str) -> PaperEntry:
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the server URL of each suite, in the entry's order, from texts of the form `URL` or `SUITE=URL`. Suites
-    without a server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. The last
-    text for a suite, or for all, wins. Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
+    without a server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. A later
+    text replaces an earlier text for the same suites. Raises `PolicyError` for a URL for all suites if the suites'
+    checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -88,9 +89,9 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
         chosen[suite] = url
     several = len(set(entry.checkpoints.values())) > 1
     if EVERY in chosen and several:
-        problem = f"{entry.name} has a checkpoint for each suite, so one server cannot be right for all"
+        problem = f"{entry.name} has a checkpoint for each suite, so one server cannot serve all suites"
         example = f"{entry.suites[0]}={chosen[EVERY]}"
-        raise PolicyError(problem, remedy=f"Name the suite of each server: --server {example}.")
+        raise PolicyError(problem, remedy=f"Write the suite of each server: --server {example}.")
     return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(chosen)}
 
 
@@ -107,7 +108,7 @@ class EntryPolicy(ChunkedPolicy):
         suite = task.benchmark
         if suite not in self._models:
             problem = f"no server is named for {self.entry.name} on {suite}"
-            raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
+            raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or run only suites that have a server.")
 
     def connect(self, task: Task) -> None:
         self._choose_model(task)
@@ -136,11 +137,11 @@ def make_entry_policy(
     entry = find_entry(name)
     if not entry.is_runnable:
         problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"
-        raise PolicyError(problem, remedy=f"What is known of its server: safevla protocols --entries {name}")
+        raise PolicyError(problem, remedy=f"See what is known of the server: safevla protocols --entries {name}")
     others = dict(arguments)
     texts = tuple(others.pop(SERVER, "").split())
     if not texts:
-        remedy = f"Start it: {entry.serve}; pass --server URL."
+        remedy = f"Start the server: {entry.serve}; then pass --server URL."
         raise PolicyError(f"{name} needs the address of its server", remedy=remedy)
     spoken, servers = {"dialect": entry.dialect, **others}, assign_servers(entry, texts)
     made = {url: open_policy(f"{entry.transport}:{url}", spoken) for url in dict.fromkeys(servers.values())}

@@ -1,13 +1,13 @@
 """The policy `gr00t:HOST:5555`, behind a GR00T server that is queried over ZeroMQ.
 
-Each request has one reply, both in MessagePack: a request is a map of an endpoint's name and its data, a reply
-`[action, info]` or `{"error": text}`. Each camera, state and action has a key ("modality"). Servers of GR00T N1.5 have
-no endpoint `reset`; their data is only the observation, and their reply only the action.
+Requests and replies are MessagePack. A request is a map of an endpoint's name and data; its reply is `[action, info]`
+or `{"error": text}`. Each camera, state and action has a key in its modality. Servers of GR00T N1.5 have no endpoint
+`reset`; their requests contain only the observation, and their replies only the action.
 
-The endpoint `get_modality_config` is queried before the first action. The marks in the values of its reply show which
-of two encodings of arrays the server uses. The reply's keys are the model's, `image` or (N1.5) `video.image`. They do
-not show whether the server takes flat or nested requests, which depends on `--use-sim-policy-wrapper`
-(gr00t/policy/gr00t_policy.py at 626af89); only the answer to a flat request does.
+The client queries the endpoint `get_modality_config` before the first action. Marks in the reply's values show which of
+two array encodings the server uses. The reply's keys are the model's keys, such as `image` or, for N1.5, `video.image`.
+They do not show whether the server takes flat or nested requests, which depends on the server's option
+`--use-sim-policy-wrapper` (gr00t/policy/gr00t_policy.py at 626af89); only the answer to a flat request shows it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(RemoteModel):
-    """A model behind a GR00T server. Its greeting is the model's modalities, which do not name a checkpoint. A ZeroMQ
-    socket serves one request at a time, and is unusable after a timeout, so a new socket replaces it.
+    """A model behind a GR00T server. The greeting lists the model's modalities, but no checkpoint. A ZeroMQ socket
+    serves one request at a time, and is unusable after a timeout, so a new socket replaces it.
     """
 
     kind = "gr00t"
@@ -48,8 +48,8 @@ class Gr00tModel(RemoteModel):
         super().__init__(endpoint, dialect, arguments)
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
-        self._bare = False  # whether it is a server of N1.5, whose data is only the observation
-        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # differs between clients of a server
+        self._bare = False  # whether it is a server of N1.5, whose requests contain only the observation
+        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # name that differs between the clients of a server
         self._is_first = True
         self._nested = False  # whether the server takes nested requests; known after the first action
 
@@ -104,7 +104,7 @@ class Gr00tModel(RemoteModel):
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
-        the answer does not arrive in time, `PolicyError` for an unreadable answer or one that reports an error.
+        the answer does not arrive in time, `PolicyError` for an unreadable answer or an answer that reports an error.
         """
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
@@ -141,7 +141,7 @@ class Gr00tModel(RemoteModel):
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
             is_stray = socket.poll(0) > 0
             if not is_stray:
-                socket.send_multipart([b"", message])  # a REQ socket sends the same, but would hide unread messages
+                socket.send_multipart([b"", message])  # a REQ socket would send the same, but hide unread messages
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -182,21 +182,21 @@ class Modality(msgspec.Struct, frozen=True):
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` if a value of its description has this codec's mark, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of `config` has the mark of this codec, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities in a GR00T server's reply to get_modality_config, by name, without unreadable ones. Their
-    keys are converted to those of flat requests and replies.
+    """Return the readable modalities in a GR00T server's reply to get_modality_config, by name. The modalities' keys
+    are converted to keys of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
         with suppress(msgspec.MsgspecError):
             content = value.get("as_json") if isinstance(value, Mapping) and _MARKS & value.keys() else None
-            if isinstance(content, str):  # N1.5 sends this part as JSON
+            if isinstance(content, str):  # N1.5 sends the content as JSON
                 content = msgspec.json.decode(content)
             modality = msgspec.convert(content, Modality)
             keys = tuple(_flat_key(str(name), key) for key in modality.modality_keys)
@@ -212,7 +212,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     """Raise `PolicyError` if the server's model needs keys that the dialect does not send, lacks an action that the
     dialect reads, or takes more than one frame. Modalities that the server does not describe are not checked.
     """
-    remedy = "Choose the dialect of this model, which safevla doctor --server finds, or serve another checkpoint."
+    remedy = "Choose the dialect that safevla doctor --server finds for this model, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
@@ -221,12 +221,12 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
         if (frames := len(modality.delta_indices)) > 1:
-            problem = f"the server's model takes {frames} frames of {name}, and one is sent"
+            problem = f"the server's model takes {frames} frames of {name}, but one is sent"
             raise PolicyError(problem, remedy=remedy)
     given = modalities.get(ACTION, Modality(())).modality_keys
     missing = [key for part in dialect.file.reply if given and (key := ".".join(part.path)) not in given]
     if missing:
-        problem = f"the server's model gives {', '.join(given)}, and the dialect {dialect.name!r} reads {missing[0]}"
+        problem = f"the server's model gives {', '.join(given)}, but the dialect {dialect.name!r} reads {missing[0]}"
         raise PolicyError(problem, remedy=remedy)
 
 

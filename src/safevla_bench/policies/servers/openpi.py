@@ -1,9 +1,9 @@
-"""The policies `openpi:ws://HOST:8000`, behind a server with openpi's protocol, and `xpolicylab:ws://HOST:19000`.
+"""The policies `openpi:ws://HOST:8000` and `xpolicylab:ws://HOST:19000`, clients of openpi's and XPolicyLab's servers.
 
-openpi's websocket frames contain MessagePack. The server's greeting is its metadata. Each request is a map of the
+openpi's websocket frames contain MessagePack. The greeting is the server's metadata. Each request is a map of the
 observation, and each reply a map with `actions` [H, A]. A text frame is the traceback of an error in the server.
-starVLA's servers use the same protocol, but greet with an `env`, put their answer under `data`, and send an error as a
-map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
+starVLA's servers use the same protocol, but their greeting has the key `env`, a reply has its content under `data`, and
+an error is a map (0ed0aad deployment/model_server/tools/websocket_policy_server.py).
 
 XPolicyLab's frames are maps of `message_type`, `message_id`, `payload` and the episode (7198143 client_server/ws). The
 client sends `hello`, then `reset` for each episode. The reply to `infer` is a list of actions, all of which are
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 INVALID_ACTION = "invalid_action"  # key in a reply of `safevla serve` for the reason why an action is invalid
 _TOO_BIG = 1009  # the websocket protocol's close code for a message that is too large
 _LOG = get_logger(__name__)
-_LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key; we report its errors
+_LOG.setLevel(logging.CRITICAL)  # at DEBUG, websockets logs all headers, including the key
 
 
 class WebsocketModel(RemoteModel):
@@ -52,9 +52,9 @@ class WebsocketModel(RemoteModel):
         self._held = ExitStack()
 
     def send(self, message: object) -> None:
-        """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message,
-        because then replies could belong to earlier requests. Raises `PolicyError` for a text frame, as `receive_map`
-        does, and if the message is too large for the server.
+        """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message, so
+        that replies could belong to earlier requests. Raises `PolicyError` for a text frame, which contains an error,
+        and if the message is too large for the server.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -66,7 +66,7 @@ class WebsocketModel(RemoteModel):
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # as in `receive_map`
+        except AssertionError:  # raised by websockets, as in `receive_map`
             frame = b""
         if isinstance(frame, str):
             self.close()
@@ -95,7 +95,7 @@ class WebsocketModel(RemoteModel):
             raise self.server_error(frame)
         message = self.codec.unpack(frame)
         if not isinstance(message, dict):
-            raise self.kind_error(f"sent a {type(message).__name__} where a map belongs")
+            raise self.kind_error(f"sent a {type(message).__name__} instead of a map")
         return message
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class WebsocketModel(RemoteModel):
 
     def _require_connection(self) -> ClientConnection:
         if self._connection is None:
-            raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
+            raise PolicyError("the policy was called before an episode began", remedy="Call reset first.")
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
@@ -128,10 +128,10 @@ class WebsocketModel(RemoteModel):
             )
             self._connection = self._held.enter_context(opened)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
-            # A foreign peer can break an assertion in websockets 17; newer versions raise ValueError for a redirect.
+            # Other servers can cause an AssertionError in websockets 17; newer versions raise ValueError for redirects.
             answer = error.__cause__ if isinstance(error, ValueError) else error
             status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
-            if status is None or status >= 500:  # from a proxy whose server is not running
+            if status is None or status >= 500:  # a proxy answers, but its server is not running
                 foreign = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
                 return foreign + servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
@@ -146,7 +146,7 @@ class WebsocketModel(RemoteModel):
     def _hang_up(self) -> None:
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, also with TLS
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # closes TCP, even under TLS
         self.close()
 
 
@@ -158,7 +158,7 @@ class OpenpiModel(WebsocketModel):
         super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        with suppress(ServerRefusedError):  # the greeting is kept even if its requirements are not met
+        with suppress(ServerRefusedError):  # the greeting is kept even if the client does not meet its requirements
             self._connect()
         self.close()
         served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
@@ -186,12 +186,12 @@ class OpenpiModel(WebsocketModel):
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
     version: str = msgspec.field(name="safevla-bench")
-    cameras: dict[str, str]  # camera for each key of the request
+    cameras: dict[str, str]  # maps a key of the request to the name of a camera
     image_size: tuple[int, int]
     replan: str | None = None
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
-        """Return the requirements as client arguments; omit cameras if the dialect lacks a place for any of them."""
+        """Return the requirements as client arguments; omit cameras if the dialect has no entry for one of them."""
         keys = _image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
         image_size = self._format_size() if self.cameras else ""
@@ -202,7 +202,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
-            remedy = "Leave --policy-arg cameras, image_size and dialect out: the server says what it wants."
+            remedy = "Leave --policy-arg cameras, image_size and dialect out, so that the server's values are used."
             raise PolicyError(f"the served policy wants {wanted}, which is not sent", remedy=remedy)
 
     def _format_size(self) -> str:

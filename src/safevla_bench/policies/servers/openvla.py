@@ -1,13 +1,13 @@
-"""The policies `openvla` and `xvla`, behind HTTP servers that answer POSTs to `/act` in JSON, with json_numpy's arrays.
+"""The policies `openvla` and `xvla`, behind HTTP servers that answer POSTs to `/act` with JSON and json_numpy's arrays.
 
 `openvla:http://HOST:8000` is the server of OpenVLA or OpenVLA-OFT, `vla-scripts/deploy.py` of each project. OpenVLA
-answers with one action [7], and OFT with a list of actions. Each answers with the text "error" if the model raised.
+answers with one action [7], and OFT with a list of actions. Both answer "error" if the model raised an exception.
 
 `xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
-reply has `action`, rows of 20 numbers of which one arm uses ten. If the model raised, the reply is HTTP 400.
+reply has `action`, rows of 20 numbers (one arm uses ten). If the model raised an exception, the reply is HTTP 400.
 
-A request has a time and size limit, no proxy, no redirect, and a new connection, because these servers close
-connections after five idle seconds, and a simulator may need longer between two requests.
+Requests have time and size limits, and use no proxy and no redirect. Each request opens a new connection, because these
+servers close a connection after five idle seconds, and a simulator may need longer between two requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 
-NO_STATISTICS = "none"  # as the argument `unnorm_key`: the request has no `unnorm_key`
+NO_STATISTICS = "none"  # value of the argument `unnorm_key` for requests without `unnorm_key`
 
 
 class HttpModel(RemoteModel):
@@ -43,7 +43,7 @@ class HttpModel(RemoteModel):
     def _greet(self) -> None: ...
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request; raise `ReplyError` if it is unusable, and `ChunkModel.query`'s errors."""
+        """Return the answer to a request; raise `ReplyError` if the answer is bad, and `ChunkModel.query`'s errors."""
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -53,7 +53,9 @@ class HttpModel(RemoteModel):
             raise self.server_error(text or f"HTTP {status}")
         if status != HTTPStatus.OK:
             error = servers.server_error(f"{self.address}/act", f"HTTP {status}: {text}", self.key)
-            raise ReplyError(error.problem, remedy=f"Is it {KINDS[self.kind].about}? Its own log says more.")
+            raise ReplyError(
+                error.problem, remedy=f"The address must be that of {KINDS[self.kind].about}. See the server's log."
+            )
         return self.codec.unpack(content)
 
     def _try_connect(self, address: str, until: float) -> str | None:
@@ -63,15 +65,15 @@ class HttpModel(RemoteModel):
             return error.problem
         if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:
             raise servers.status_error(address, status, self.key)
-        return f"HTTP {status}" if status >= 500 else None  # 5xx: a proxy whose server is not running
+        return f"HTTP {status}" if status >= 500 else None  # 5xx: a proxy answers, but its server is not running
 
 
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
     """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
-    server's URL, `method` GET or POST, `seconds` the time for everything, and `key` is sent as `Authorization`. Raises
-    `ServerLostError` without an HTTP answer in time, and `PolicyError` if the answer is too large.
+    server's URL, `method` is GET or POST, `seconds` is the total time limit, and `key` is sent as `Authorization`.
+    Raises `ServerLostError` if no HTTP answer arrives in time, and `PolicyError` if the answer is too large.
     """
     seconds, split = max(seconds, servers.PAUSE_S), urlsplit(address)
     kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
@@ -82,7 +84,7 @@ def exchange(
     def hang_up() -> None:
         over.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's shutdown, which breaks a read in progress
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # shutdown by TLS would break a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
@@ -95,7 +97,7 @@ def exchange(
         content = answer.read(servers.MAX_REPLY_BYTES + 1)
         if over.is_set() or (answer.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, answer.length)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: unreadable headers
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError = unreadable headers
         if over.is_set() or isinstance(error, TimeoutError):
             raise servers.silent_error(address, seconds) from None
         raise servers.lost_error(address, f"closed the connection ({servers.describe_cause(error)})") from None
@@ -108,8 +110,8 @@ def exchange(
 
 
 class OpenvlaModel(HttpModel):
-    """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics with which OpenVLA's server
-    scales actions: by default the suite's, as in OpenVLA's evaluation. With `none`, the server uses its only ones.
+    """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics by which OpenVLA's server
+    scales actions: by default the suite's, as in OpenVLA's evaluation; for `none`, the server's only statistics.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
@@ -118,7 +120,7 @@ class OpenvlaModel(HttpModel):
         self._own_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_own = dialect.name == KINDS["openvla"].dialect
         if self._statistics is not None and not self._is_own:
-            problem = f"unnorm_key is for OpenVLA's server, and {dialect.name!r} is the dialect of another"
+            problem = f"unnorm_key is for OpenVLA's server, but {dialect.name!r} is the dialect of another server"
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def begin(self, task: Task, seed: int) -> None:
@@ -132,16 +134,16 @@ class OpenvlaModel(HttpModel):
         """Return the server's reply, with its action or list of actions as `actions`; raise the errors of `ask`."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
-            problem = self.server_error(f"answers {reply[:200]!r}: its model raised").problem
+            problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
             remedy = (
-                "Its own log has the traceback. If its model has no such statistics, pass --policy-arg unnorm_key="
-                f"NAME of its dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."
+                "The server's log has the traceback. If the model lacks the suite's statistics, pass --policy-arg "
+                f"unnorm_key=NAME from dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."
             )
             raise ReplyError(problem, remedy=remedy)
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9  # size of the pose in `proprio` that the last row of the previous reply replaces
+_POSE = 9  # length of the pose in `proprio`, which the last row of the previous reply replaces
 
 
 class XvlaModel(HttpModel):
@@ -160,7 +162,7 @@ class XvlaModel(HttpModel):
             request["proprio"] = np.concatenate([self._end, np.asarray(request["proprio"])[_POSE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}
-        with suppress(ReplyError):  # `infer` raises this error
+        with suppress(ReplyError):  # `infer` raises this error later
             self._end = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE]
         return reply
 
