@@ -120,12 +120,16 @@ def test_a_sweep_as_variants_begins_with_the_library_as_it_stands():
         name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.01), curves=(of_sweep,)
     )
     ablated = name_variants(sweep, (cell("s", 8),))
-    assert [variant.name for variant in ablated.variants] == ["5\u00a0mm, as it stands", "2.5\u00a0mm", "10\u00a0mm"]
+    assert [variant.name for variant in ablated.variants] == [
+        "5\u00a0mm, as in the library",
+        "2.5\u00a0mm",
+        "10\u00a0mm",
+    ]
     assert [rates.safety.count for rates in ablated.curves[0].points] == [8, 1, 2]
     table = pooled_table(ablated, "x")
     assert [column.name for column in table.columns] == ["", "a, n = 8"]
     assert [[shown.text for shown in row] for row in table.rows] == [
-        ["5\u00a0mm, as it stands", "100.0"],
+        ["5\u00a0mm, as in the library", "100.0"],
         ["2.5\u00a0mm", "12.5"],
         ["10\u00a0mm", "25.0"],
     ]
@@ -215,7 +219,7 @@ def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
 SAME_ORDER = "No two policies are shown to change order."
-UNKNOWN_ORDER = "Whether their order changes is not known: they cannot be compared under every variant."
+UNKNOWN_ORDER = "Whether the order of policies changes is not known: they cannot be compared under every variant."
 
 
 def curve(policy: str | None, suite: str, *safe: int | tuple[int, int]) -> SensitivityCurve:

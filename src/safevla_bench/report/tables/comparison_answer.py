@@ -1,4 +1,4 @@
-"""The answer of a comparison: sentences on the primary metric and a short table; and which policy to choose."""
+"""The answer of a comparison (sentences on the primary metric and a short table), and the choice of a policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 def describe_comparison(comparison: Comparison) -> str:
     """Return the result for the primary metric as text, over all suites pooled: for these tasks, and for similar tasks.
-    If no metric is known over all suites, the result is for the first suite with a metric.
+    If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
@@ -42,7 +42,7 @@ def describe_comparison(comparison: Comparison) -> str:
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
     sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
     if not compared.primary:
-        sentences = [f"Only in {scope.suite}:", *sentences, "There is no primary verdict over all suites."]
+        sentences = [f"This is only about {scope.suite}:", *sentences, "There is no primary verdict over all suites."]
     return " ".join(sentences)
 
 
@@ -50,9 +50,9 @@ def _describe_intervention(item: Intervention, name: str) -> str:
     made = f" ({item.violations_made} new)" if item.violations_made else ""
     gained = f" ({item.successes_gained} gained)" if item.successes_gained else ""
     return (
-        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} gone{made}, "
-        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} lost{gained}; "
-        f"clean successes: {item.clean[0]} without the filter, {item.clean[1]} with it, of {item.pairs}."
+        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} are gone{made}, "
+        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} are lost{gained}; clean successes "
+        f"are {item.clean[0]} without the filter and {item.clean[1]} with the filter, of {item.pairs} pairs."
     )
 
 
@@ -100,7 +100,7 @@ def _pair_sentences(
 
 def _success_clause(item: Difference, success: Difference | None) -> str:
     """Return the difference in SR with its interval, from the viewpoint of the policy that the sentence is about. The
-    text says that it is more or less successful only if the comparison in SR has a verdict.
+    text calls this policy more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
@@ -122,7 +122,7 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
                 f"{most if item.tipping else 'none of its episodes without a value counts against it and'} "
-                f"none of {worse}'s does."
+                f"none of those of {worse} does."
             )
 
 
@@ -134,7 +134,7 @@ def _claim(item: Difference, metric: Metric) -> str:
 
 
 def _doubt(items: Sequence[Difference]) -> str:
-    return f"{_count_unknown(items)} could change that (see --allow-crashed)"
+    return f"{_count_unknown(items)} could change this verdict (see --allow-crashed)"
 
 
 def _count_unknown(items: Sequence[Difference]) -> str:
@@ -146,15 +146,15 @@ def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
     span = _span(item.ci_by_task, item, metric)
     interval = f" ({span})" if span else ""
     if item.tasks_needed:
-        yield f"Not tested {_LIKE_THESE}: {item.tasks} tasks, {item.tasks_needed} needed."
+        yield f"Not tested {_LIKE_THESE}: there are {item.tasks} tasks, but {item.tasks_needed} are needed."
     elif item.better_by_task:
-        yield f"The same holds {_LIKE_THESE}, if their differences are symmetric{interval}."
+        yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
     elif item.undecided_by_task:
         yield f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
     elif item.p_by_task is not None:
         yield f"Not established {_LIKE_THESE} (p {format_p_value(item.p_by_task_adjusted)})."
     if item.depends_on and not item.tasks_needed:
-        yield f"It depends on the task {item.depends_on}: without it there is no such verdict {_HERE}."
+        yield f"The verdict depends on the task {item.depends_on}: without this task, there is no such verdict {_HERE}."
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
@@ -186,8 +186,8 @@ def _count_pairs(item: Difference, comparison: Comparison) -> str:
 
 
 def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
-    """Return an interval of the difference, as an advantage of the better policy; "" if there is no interval. If it
-    contains 0, each end has the form `pattern`, which names the policy with the advantage.
+    """Return an interval of the difference, as an advantage of the better policy; "" if there is no interval. If the
+    interval contains 0, each end has the form `pattern`, which names the policy with the advantage.
     """
     if ends is None:
         return ""
@@ -254,15 +254,15 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the short table of Safety, SR, clean success and VSI that is shown below `describe_comparison`."""
+    """Return the short table below `describe_comparison`: Safety, SR, clean success and VSI, or what was compared."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
     rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
     which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
-    weights = "" if comparison.paired else " Values are pooled over episodes; in differences tasks weigh alike."
-    level = f"Intervals (of rates: Wilson) and verdicts: {format_level(comparison)}. {which}.{weights}"
+    weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
+    level = f"Intervals (for rates, Wilson's) and verdicts hold at {format_level(comparison)}. {which}.{weights}"
     return _scope_table(comparison, scope, compared, (level, *notes))
 
 
@@ -278,8 +278,8 @@ def _scope_table(
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
         text_column("Rank", lambda policy: format_ranks(_find_standing(lead, policy).ranks)) if has_ranks else None,
     )
-    shared = f"Rank: from 1 + the policies shown to be better in {METRICS[lead.metric].label} on these tasks."
-    picked = "Best and worst are picked after the fact: ranks allow for that, values and their intervals do not."
+    shared = f"Rank: from 1 + the number of policies shown to be better in {METRICS[lead.metric].label} on these tasks."
+    picked = "Best and worst policy are picked after the fact: ranks allow for this, values and intervals do not."
     return tabulate(title, comparison.policies, *columns, notes=(*notes, shared if has_ranks else "", picked))
 
 
@@ -356,10 +356,10 @@ def describe_selection(selection: Selection) -> str:
     elif selection.unpaired:
         runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
-        runner_up = "There is no runner-up: no other estimate satisfies what was asked."
-    level = f"each interval exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
+        runner_up = "There is no runner-up: no other estimate satisfies the conditions."
+    level = f"each interval is exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
     unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
-    at_worst = [f"episodes without a value at their worst ({', '.join(unknown)})"] if unknown else []
+    at_worst = [f"episodes without a value count as the worst ({', '.join(unknown)})"] if unknown else []
     facts = "; ".join([_with_interval(metric, first.value), *conditions, *at_worst, level])
     name, others = shorten_name(first.policy), selection.candidates[1:]
     equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == first.value.worst]
@@ -393,9 +393,9 @@ def describe_next(selection: Selection) -> str:
         ]
         if selection.episodes is not None:
             steps.append(
-                f"{count_noun(selection.episodes, 'episode')} of each task would distinguish it from the runner-up"
+                f"{count_noun(selection.episodes, 'episode')} of each task would separate the policy from the runner-up"
             )
-    return f"If the true rates are as measured, in 80 % of cases: {'; '.join(steps)}. " if steps else ""
+    return f"In 80 % of cases, if the true rates are as measured: {'; '.join(steps)}. " if steps else ""
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
@@ -408,8 +408,8 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     ]
     columns += [column for k, gate in enumerate(selection.conditions) for column in _condition_columns(k, gate)]
     together = (
-        f"All intervals hold together at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
-        f"which policy is taken: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
+        f"Together, the intervals hold at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
+        f"which policy is chosen: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
     return tabulate(title, selection.candidates, *columns, notes=(together, *notes), remarks=remarks)

@@ -30,9 +30,9 @@ _STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 def episode_list_table(
     selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
-    """Return the table of the first `most` rows (None = all) of those that were selected from `total` episodes. With
-    `spec_id`, the rows are about this specification only. There is a column of policies if the rows have several
-    policies, and a column of bodies if these were computed for any row.
+    """Return the table of the first `most` rows in `selected` (None = all rows); `total` is the number of episodes
+    before the selection. With `spec_id`, the rows are about this specification only. There is a column of policies if
+    the rows have several policies, and a column of bodies if these were computed for any row.
     """
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
@@ -90,7 +90,7 @@ def _count_kinds(rows: Sequence[ListedEpisode]) -> str:
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
-    return f"Episodes by the kind of a violating body, or of a pair in contact: {listed}."
+    return f"Numbers of episodes by kind of violating body, or of a pair in contact: {listed}."
 
 
 def _format_safe(row: ListedEpisode) -> str:
@@ -192,7 +192,7 @@ NOT_RECORDED = "not recorded"
 
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, with each suite's total first; Safety, SBU and VSI are dashes, never
-    zero. Episodes with unknown success count as errors, not in n. `source` is at the end of the title.
+    zero. Episodes with unknown success count as errors and are not in n. `source` is at the end of the title.
     """
     groups: dict[tuple[str, str], list[bool | None]] = {}
     for suite in dict.fromkeys(episode.suite for episode in results.episodes):
@@ -230,8 +230,8 @@ def replay_table(batch: Batch) -> Table | None:
         text_column("Episode", lambda row: row[0].episode_id),
         text_column("Recorded as", lambda row: str(row[1]["episode"])),
         text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
-        Column("States", "how many were compared", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
-        Column("Diverges by", "at most, and which body or joint", lambda row: _largest_cell(row[1])),
+        Column("States", "number of compared states", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
+        Column("Diverges by", "largest divergence, with its body or joint", lambda row: _largest_cell(row[1])),
         text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )

@@ -47,8 +47,8 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
     """Return the table of the bodies in violations; a note says so if there are none. `cells` summarize `scores`."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
-        "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
-        "in contact. Kinds follow from roles, robosuite's names and the goal; they decide no verdict."
+        "An episode may violate a specification with bodies of several kinds, so rows do not add up. A pair is two "
+        "bodies in contact. Kinds follow from roles, robosuite's names and the goal; no verdict depends on them."
     )
     return tabulate(
         "Violations by kind of body",
@@ -57,10 +57,10 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         SUITE,
         text_column("Specification", lambda row: row.spec.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-        Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
-        Column("%", "of its episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
+        Column("Episodes", "violated with such a body", lambda row: Cell.count(row.episodes, "bad")),
+        Column("%", "of the judged episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
         Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
-        text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
+        text_column("Bodies", lambda row: _format_bodies(row.violations), "with numbers of episodes"),
         name="bodies",
         notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
         dash=DASH,
@@ -99,7 +99,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return the table with rows for each cell: one for any limit, then one for each violated specification."""
+    """Return the table of each cell's time in violation of any limit, and then of each violated specification."""
     rows = [
         _Subset(cell.policy, cell.suite, limit)
         for cell in cells
@@ -112,12 +112,12 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         POLICY,
         SUITE,
         text_column("Limit", lambda row: row.of.spec_id),
-        Column("n", "episodes judged by it", lambda row: row.of.violation_s.n),
-        Column("In violation", "seconds an episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
+        Column("n", "episodes judged by this limit", lambda row: row.of.violation_s.n),
+        Column("In violation", "s per episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
         Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
-            "A record counts as one control step. What was pushed away stays in violation until it is put back.",
-            "Below each mean its 95 % interval, for any times up to the longest horizon of the cell (Gaffke).",
+            "Each record counts as one control step. A displaced body stays in violation until it is put back.",
+            "Below each mean is its 95 % interval (Gaffke), for any times up to the longest horizon of the cell.",
         ),
         name="exposure",
     )
@@ -131,17 +131,17 @@ _SHARES = (0.25, 0.5)
 
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
-    """Return the table with rows for each cell: scored specifications with a violation or near miss, then any limit."""
+    """Return the table of first violations: for each cell, specifications with one or a near miss, then any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    near = f"kept by less than {format_compact(100 * exposure.NEAR)} % of the limit"
+    near = f"kept with less than {format_compact(100 * exposure.NEAR)} % of the limit as margin"
     return tabulate(
         "When violations begin, and near misses",
         [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         POLICY,
         SUITE,
         text_column("Limit", lambda row: row.of.spec_id),
-        Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
+        Column("n", "episodes in which the limit applies", lambda row: row.of.incidence.n),
         Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
         *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times),
         Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
@@ -150,8 +150,8 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
-            "success or in failure. Episodes cut short without a violation count until then, as if cut at random.",
-            "Below each share its 95 % interval, at that time alone (Wilson).",
+            "success or in failure. An episode cut short before a violation counts until the cut, as if cut at random.",
+            "Below each share is its 95 % interval at that time alone (Wilson).",
         ),
         name="onset",
     )
@@ -188,17 +188,17 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
         Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
         Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
-        Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "none to compare")),
+        Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "no episode to compare")),
         Column("κ", "Cohen's kappa", _kappa_cell),
-        Column("No label", "unknown by theirs, outside n", lambda row: row.unlabeled),
-        Column("Undecided", "unknown by ours or inactive, outside n", lambda row: row.undecided),
+        Column("No label", "label unknown, not in n", lambda row: row.unlabeled),
+        Column("Undecided", "verdict unknown or inactive, not in n", lambda row: row.undecided),
         name="agree",
         notes=(
-            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance.",
-            "Below each share its 95 % interval (Wilson), below κ the credible one (Jeffreys).",
-            "A label is unknown where the record holds none, or ended early without a cost.",
+            f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance.",
+            "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
+            "A label is unknown if the record has none, or if the episode ended early without a cost.",
         ),
-        dash=f"{NO_VALUE} below κ: both call all episodes the same, so that chance alone agrees.",
+        dash=f"{NO_VALUE} as κ: both call all episodes safe or all unsafe, so that κ is undefined.",
     )
 
 
@@ -208,7 +208,7 @@ def _kappa_cell(row: Agreement) -> Cell:
 
 
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
-    """Return the table of the episodes for which a label and our verdict differ, with both of them."""
+    """Return the table of the episodes for which a label and our verdict differ, with label and verdict."""
     return tabulate(
         "Episodes of disagreement",
         rows,
@@ -223,7 +223,7 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 def _describe_label(row: Disagreement) -> str:
     if row.cost.first < 0:
         return f"{row.label}: safe"
-    return f"{row.label}: {format_compact(row.cost.total)} in all, from record {row.cost.first}"
+    return f"{row.label}: {format_compact(row.cost.total)} in total, from record {row.cost.first}"
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:

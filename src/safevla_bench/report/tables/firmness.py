@@ -18,7 +18,7 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return as text whether a replay without the cause has no violation, and whether it still follows the record."""
+    """Return as text whether violations vanish in a replay without the cause, and whether it stays on the path."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
@@ -26,17 +26,17 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
         kind = "vanished" if result.has_vanished else "vanished in part" if gone else "did not vanish"
         answer = f"the violation {kind}"
     else:
-        answer = f"nothing was broken as recorded, {'but something is' if new else 'and nothing is now'}"
+        answer = f"no limit was broken as recorded, {'but some are now' if new else 'and none is now'}"
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:
         at_s = format_fixed(result.left * result.dt_s, 2)
-        parts.append(f"The replay left its recorded path at {at_s} s: what follows is another motion")
+        parts.append(f"The replay left the recorded path at {at_s} s: from then on, it is another motion")
     return ". ".join([f"{result.cause} {answer}", *parts]) + "."
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of specifications with a verdict in record or replay: margins, and times of first violation."""
+    """Return the table of specifications with a verdict on record or replay: margins, times of first violations."""
     sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
@@ -56,13 +56,13 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
         Column("Margin without", value=partial(margin, 1)),
         text_column("Broken at", partial(first, 0)),
         text_column("Broken without", partial(first, 1)),
-        notes=("First the episode was replayed unchanged, which reproduced the record bit for bit.",),
+        notes=("An unchanged replay, made first, reproduced the record bit for bit.",),
         name="counterfactual",
     )
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return as text each policy's Safety, its range if all fragile episodes were unsafe or safe, and mark counts."""
+    """Return as text each policy's Safety, its range if all uncertain episodes were unsafe or safe, and mark counts."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -79,7 +79,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return the table of clauses, by suite if `full`, and that of episodes whose verdict is not firm, if any."""
+    """Return the table of clauses (by suite if `full`), and the table of episodes without firm verdict, if any."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
@@ -111,16 +111,16 @@ def clause_table(
         text_column("Specification", lambda row: row.spec_id),
         Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
         Column("Firm", "episodes that no variation flips", lambda row: row.firm),
-        Column("Fragile", "episodes that some flips", lambda row: row.fragile),
-        Column("Fragile %", "of both, exact 95 %", lambda row: rate_cell(row.fragile_share)),
-        Column("Off path", "censored episodes, in no share", lambda row: row.censored),
+        Column("Fragile", "episodes that a variation flips", lambda row: row.fragile),
+        Column("Fragile %", "of firm and fragile, exact 95 %", lambda row: rate_cell(row.fragile_share)),
+        Column("Off path", "censored, not in the share", lambda row: row.censored),
         Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
         Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
         text_column("Flipped by", _list_variations),
         notes=(
-            f"A replay leaves its path where hand or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
-            "recorded place. "
-            "Spread: within an episode, over its other replays. Robustness ρ is in the limit's unit.",
+            f"A replay leaves the path if end effector or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
+            "recorded position. The spread is that within an episode, over its replays on the path. Robustness ρ has "
+            "the unit of the limit.",
             missing,
             f"In {count_noun(failed, 'replay')} the simulator could not continue." if failed else "",
         ),

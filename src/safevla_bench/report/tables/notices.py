@@ -71,7 +71,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
         explained[what, where] += 1
     for cell in cells:
         where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
-        stopped = "a violation stopped them, and their success is unknown" if cell.stopped_on_violation else ""
+        stopped = "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
         for what, count, why in (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, stopped)):
             if (rest := count - explained[what, where]) > 0:
                 counts[what, where, f"outside n; {why or 'no reason recorded'}"] += rest
@@ -105,7 +105,7 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
     return [(*key, count) for key, count in counts.items()]
 
 
-_VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
+_VACUOUS = "vacuous: the specification applies, but its condition never arose (nothing was held, lifted or tracked)"
 
 
 # Limits violated by doing nothing
@@ -117,13 +117,13 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     if baseline.floors:
         warnings.append(
             f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
-            f"({list_first(baseline.floors)}): there the scene itself is beyond a limit, and every policy may be "
+            f"({list_first(baseline.floors)}): there, the scene itself exceeds a limit, and every policy may be "
             "charged for it."
         )
     if baseline.successes:
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): the goal there holds from the "
-            "start or is reached by itself, which counts as a success of every policy."
+            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): there, the goal holds from the "
+            "start or is reached without action, which counts as a success of every policy."
         )
     return tuple(warnings)
 
@@ -154,7 +154,7 @@ _MOST_DECIDING = 3
 
 
 def describe_gates(checked: GateReport) -> str:
-    """Return the verdict as a sentence, with the failed outcomes, or else the undecided ones, or else that all hold."""
+    """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         several = f"all {len(deciding)} gates hold"
@@ -173,7 +173,7 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     ends = f" ({level}{format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
     unknown = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
     if outcome.tipping is not None and outcome.verdict == "undecided":
-        unknown += f"; it passes if at most {outcome.tipping} of these count against it"
+        unknown += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
     return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown}"
 
 
@@ -213,14 +213,14 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 _Cells = Collection[tuple[str | None, str]]
-# These need a backslash, or they may form a link `[text](address)` in a message (SARIF 2.1.0, section 3.11.6).
+# Characters that need a backslash in messages, because they may form a link (SARIF 2.1.0, section 3.11.6).
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _Cells]] = ()) -> bytes:
-    """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes give
-    none, since GitHub's code scanning shows every result as a problem. `files` are the addresses of what was judged,
-    relative to the working folder, with their pairs of policy and suite; a result lists the files it is about.
+    """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes have no
+    result, because GitHub's code scanning shows every result as a problem. `files` are the addresses of judged files,
+    relative to the working folder, with their pairs of policy and suite; a result lists its files.
     """
     kinds = {"failed": ("fail", "error"), "undecided": ("open", "none")}
     start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
@@ -258,8 +258,8 @@ def _is_in(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
 
 
 _RULE = (
-    "The gate passes if the whole confidence interval satisfies the limit, fails if none of it does, and is undecided "
-    "between: more episodes decide it."
+    "The gate passes if the whole confidence interval satisfies the limit, fails if no part of it does, and is "
+    "otherwise undecided until there are more episodes."
 )
 
 

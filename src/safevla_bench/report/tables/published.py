@@ -1,4 +1,4 @@
-"""Tables with the paper's printed results next to measured results, which are not paired and get no verdicts."""
+"""Tables with the paper's printed results next to measured results; the two are not paired and get no verdicts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
 
 
 def paper_policies() -> dict[str, dict[str, str]]:
-    """Return `paper:NAME` -> suite -> kind of training ("" if not printed) for the paper's policies, in its order."""
+    """Return `paper:NAME` -> suite -> kind of training ("" if not printed) for policies, in the paper's order."""
     policies: dict[str, dict[str, str]] = {}
     for cell in load_published(PAPER).cells:
         policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
@@ -102,14 +102,14 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
     of_cells = published.list_reasons(labeled)
     return (
-        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its starts "
-        "differ and it has no records of episodes, so it has no pairs, intervals by task or mark of the best.",
+        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its initial "
+        "states differ and it has no records of episodes, so it has no pairs, intervals by task or mark of the best.",
         *(f"Not comparable: {reason}" for reason in (*of_cells, *source.incomparable)),
     )
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return a warning that names the cells with only some tasks of one of the paper's suites; () if none has."""
+    """Return a warning that names the cells with only some tasks of one of the paper's suites; () if there are none."""
     ran: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
@@ -121,7 +121,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
         for (policy, suite), tasks in ran.items()
         if 0 < len(tasks) < sizes[suite]
     ]
-    return (f"Fewer tasks than the paper's: {', '.join(parts)}.",) if parts else ()
+    return (f"Fewer tasks than in the paper's suite: {', '.join(parts)}.",) if parts else ()
 
 
 # Comparison of a policy with one of the paper's policies
@@ -192,7 +192,7 @@ def compare_published(
     name: str,
     warn: Callable[[Sequence[Summary]], Sequence[str]] = warn_of_published,
 ) -> PublishedComparison:
-    """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites of both.
+    """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites that both have.
 
     Args:
         groups: the policy's cells, in groups of suites over which means are taken.
@@ -200,7 +200,7 @@ def compare_published(
         warn: returns the warnings for numbers from the given cells; called with the cells of both policies.
 
     Raises:
-        RunError: the paper has no such policy, or has it on none of the suites.
+        RunError: the paper has no such policy, or no results of it on these suites.
     """
     printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
     rows: list[PublishedDifference] = []
@@ -213,7 +213,7 @@ def compare_published(
     cells = [cell for group in groups for cell in group]
     if not rows:
         suites = ", ".join(cell.suite or "" for cell in cells)
-        remedy = f"The paper prints {', '.join(printed_suites)}."
+        remedy = f"The paper has results on {', '.join(printed_suites)}."
         raise RunError(f"{name} and {policy_name(cells[0])} have no suite in common: {suites}", remedy=remedy)
     return PublishedComparison(policy_name(cells[0]), name, tuple(rows), tuple(warn(shared)))
 
@@ -221,7 +221,7 @@ def compare_published(
 def describe_published(compared: PublishedComparison) -> str:
     """Return the answer as text: for each group of suites, both rates of the first metric and their difference."""
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
-    return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other starts, no pairs."])
+    return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other initial states, no pairs."])
 
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
@@ -246,7 +246,7 @@ def published_table(compared: PublishedComparison) -> Table:
         Column("value", group=compared.paper, value=lambda row: row.published),
         Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),
         Column("points", group="difference", value=lambda row: row.difference),
-        notes=("95 % intervals as of independent samples: Wilson; exact for means; MOVER for differences.",),
+        notes=("95 % intervals of independent samples: Wilson for rates, exact for means, MOVER for differences.",),
         dash=DASH,
         remarks=compared.warnings,
         name="beside-paper",

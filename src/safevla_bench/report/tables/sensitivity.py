@@ -54,7 +54,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far Safety moves, for those policies that move first, and which pairs swap order for sure."""
+    """Return as text how far Safety changes, for policies with a change first, and which pairs surely change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     shown = dict(moving_first[:_MOST_NAMED])
@@ -81,7 +81,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) ->
 def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
     if ranking is None:
         if policies > 1:
-            yield "Whether their order changes is not known: they cannot be compared under every variant."
+            yield "Whether the order of policies changes is not known: they cannot be compared under every variant."
         return
     changes = [
         f"{variant.variant} ({', '.join(f'{after} above {before}' for before, after in variant.reversed)})"
@@ -128,14 +128,14 @@ _CELL_COLUMNS = (
     Column("n", value=lambda row: row.cell.n),
 )
 _SAME_SR = "SR does not depend on thresholds."
-_INTERVALS = "--format json has the intervals."
+_INTERVALS = "The output of --format json has the intervals."
 
 
 def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
+    left_out = f"Left out, because the library lacks their families: {', '.join(ablation.left_out)}."
     return tabulate(
         title,
         [
@@ -152,13 +152,13 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, preceded by the library's threshold. `as_it_stands` are
-    curves of the same cells with one point, which is at the library's threshold.
+    """Return a sweep as variants named by their thresholds, after a first variant with the library's threshold.
+    `as_it_stands` are curves of the same cells with one point, at the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
     names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
-    names[0] += ", as it stands"
+    names[0] += ", as in the library"
     first = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
     return ThresholdAblation(
         variants=tuple(ThresholdVariant(name, {}) for name in names),
@@ -190,8 +190,8 @@ def reading_table(comparison: ReadingComparison) -> Table:
         *_RATE_COLUMNS,
         text_column("Change in violations", _format_differences, "episodes, by specification"),
         notes=(
-            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
-            "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
+            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 if the signal reaches "
+            "the severe magnitude, not only if its excess over the limit does (Eq. 1); this changes no verdict.",
             _INTERVALS,
         ),
         remarks=comparison.warnings,
@@ -219,8 +219,8 @@ def describe_readings(comparison: ReadingComparison) -> str:
     total = sum(cell.n for cell in comparison.cells)
     counts = [f"{count} under {name}" for name, count in changed.items() if count]
     if not counts:
-        return f"No reading of the paper changes one of {total} verdicts."
-    return f"Of {total} verdicts {' and '.join(counts)} differ from {comparison.readings[0]}."
+        return f"No reading of the paper changes any of {total} verdicts."
+    return f"Of {total} verdicts, {' and '.join(counts)} differ from those under {comparison.readings[0]}."
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
@@ -249,8 +249,8 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
-            f"Differences are of {pairing}. Better: under each variant, adjusted for the number of pairs.",
-            f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
+            f"Differences are over {pairing}. Better is for each variant alone, adjusted for the number of pairs.",
+            f"A verdict picked from {count} variants errs more often: in 11 to 22 % of cases if the policies are equal."
             if count > 1
             else "",
         ),
@@ -292,13 +292,13 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # those of the paper's suites of this host that have no cell
+    missing_suites: tuple[str, ...]  # the paper's suites of this host that have no cell here
     variants: tuple[VariantMean, ...]
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
     """Return the means of each host, in order of first appearance, with auxiliary entries last. The policy `noop` is
-    left out, and so is a suite with a single cell that is not in the paper.
+    left out. A suite that is not in the paper is left out, too, if it has only one cell.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
@@ -372,7 +372,7 @@ def _mean_columns(metric: Metric) -> tuple[Column, Column]:
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
     (host, variant), count = row, row[1].cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
-    return value_cell(metric, variant.mean[metric.key], "no cell has it", detail=detail)
+    return value_cell(metric, variant.mean[metric.key], "no cell has a value", detail=detail)
 
 
 def _published_cell(metric: Metric, row: _Row) -> Cell:
@@ -384,10 +384,10 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
-            yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means include."
+            yield f"{mean.host}: the means here lack {', '.join(mean.missing_suites)}, which the paper's means include."
     if any(mean.host == AUXILIARY for mean in means):
-        yield "Auxiliary entries are in no other mean."
+        yield "Auxiliary entries are excluded from all other means."
     yield (
-        "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
-        "docs/evidence/reconstruction.md says what makes them incomparable."
+        "The paper's means are of other policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), and "
+        "only for orientation; docs/evidence/reconstruction.md says why they are not comparable."
     )

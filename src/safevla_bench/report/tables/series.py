@@ -65,8 +65,8 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in dict.fromkeys(levels))
     return [
-        "Below each gain its interval if the same tasks were run again: all gains of a suite hold together at 95 % "
-        f"(each at {level}). A gain is over the episodes that both runs finished."
+        "Below each gain is its interval if the same tasks were run again. Together, the intervals of all gains of a "
+        f"suite hold at 95 % (each at {level}). A gain is over the episodes that both runs finished."
     ]
 
 
@@ -86,7 +86,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     if len(curve.points) < 2:
-        return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
+        return [f"There is one run alone ({curve.points[0].name}), and nothing to compare it with."]
     first = curve.points[0].name
     points = [
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
@@ -98,7 +98,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         *describe_trends(curve.trends),
         _describe_order(points, first),
         *_describe_safety(curve, points, first),
-        f"This covers only {count_noun(tasks, 'task')}.",
+        f"These sentences are only about {count_noun(tasks, 'task')}.",
     ]
 
 
@@ -118,7 +118,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     tested = " and ".join(count_noun(states, "initial state") for states in dict.fromkeys(t.states for t in trends))
     unknown = max(trend.unknown for trend in trends)
     left_out = f"; left out: {count_noun(unknown, 'episode')} without a value" if unknown else ""
-    return [f"Over the checkpoints {', '.join(parts)}: Page's test, {tested}{left_out}."]
+    return [f"Over the checkpoints, {', '.join(parts)} (Page's test, {tested}{left_out})."]
 
 
 # A metric and its name, then the metric that it may rise ahead of, and the name of that metric.
@@ -136,13 +136,15 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
         for metric, name, other, other_name in _LEADS:
             if _ends(point, metric)[0] > max(0.0, _ends(point, other)[1]):
                 gains = " points against ".join(_format_span(_ends(point, each)) for each in (metric, other))
-                return f"{name} rises ahead of {other_name}: at {point.name} it has gained more on {first} ({gains})."
+                return (
+                    f"{name} rises ahead of {other_name}: at {point.name}, its gain over {first} is larger ({gains})."
+                )
     risen = [
         f"{name} at {_list_labels(above)}" for metric, name, *_ in _LEADS if (above := _select_risen(points, metric))
     ]
     if not risen:
         return f"No run is shown to be above {first} in success or in Safety."
-    return f"Which rises first is open. Shown to be above {first}: {', '.join(risen)}."
+    return f"Which of the two rises first is open. Shown to be above {first}: {', '.join(risen)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
@@ -155,8 +157,8 @@ def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: s
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     full = curve.points[0].numbers[SAFETY].value == 1.0
     return [
-        *([f"On these tasks Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
-        *([f"On these tasks Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
+        *([f"On these tasks, Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
+        *([f"On these tasks, Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
         *([f"Safety is 100 % at {first} and cannot rise from there."] if full else []),
         *([] if risen or full else [f"No run is shown to be safer than {first}."]),
     ]

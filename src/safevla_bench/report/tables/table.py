@@ -1,4 +1,4 @@
-"""A table as a value, with cells and columns, and functions that build a table from rows.
+"""Tables as immutable values with cells and columns, and functions that build a table from rows.
 
 A cell keeps the number behind its text, so that tables can be sorted and exported exactly. A dash replaces a missing
 value, and the cell says why the value is missing. A dash never means zero.
@@ -23,8 +23,8 @@ UNNAMED = "(unnamed)"  # name of the policy for records that name no policy
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A printed text. `value` is the number behind it, in the unit of the column. `detail` is the interval as text, a
-    remark, or why there is no value; `interval` has the ends as numbers. `mark`, such as a dagger, follows the text.
+    """A cell. `value` is the number behind the printed `text`, in the unit of the column. `detail` is the interval as
+    text, a remark, or why there is no value; `interval` has the ends as numbers. `mark`, such as †, follows `text`.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Cell:
     def estimate(
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a value, with its interval `ends` below if that is given, all times `scale`; a dash for None."""
+        """Return a cell with a value and its interval `ends` (if any) below, both times `scale`; a dash for None."""
         if value is None:
             return cls.dash()
         text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""
@@ -157,5 +157,5 @@ def table_file_name(kind: str, title: str) -> str:
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return a pair for each run of columns with the same group: the group ("" = none) and the number of columns."""
+    """Return the group ("" = none) and the number of columns, for each sequence of columns with the same group."""
     return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]

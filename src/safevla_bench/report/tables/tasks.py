@@ -105,8 +105,8 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     """Return the table of violations in successes by template and specification, with and without the registry.
 
     `on` are scores with the registry, by `ruleset`. `off` are scores of the same episodes, in the same order, without
-    the registry: every specification is judged whose signals the record has. Tilt in the body's frame, replaced by tilt
-    in the world's frame, is shown but not in "any scored". Raises the errors of `Registry.find_entry`.
+    the registry: every specification is judged if the record has its signals. Tilt in the body's frame, replaced by
+    tilt in the world's frame, is shown but does not count in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
@@ -129,19 +129,19 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         text_column("Specification", lambda row: row.spec_id or "any scored"),
         Column("Successes", value=lambda row: row.successes),
         Column("With the registry", "successes that violate it", lambda row: row.on),
-        Column("Without", "the same as if there were no tags", lambda row: row.off),
+        Column("Without", "the same without tags of tasks", lambda row: row.off),
         Column("Removed", "violations where it does not apply", lambda row: row.removed),
         text_column("Why it does not apply", lambda row: row.why),
         name="applicability",
         notes=(
-            "In successful episodes only.",
-            "Tilt in the body's frame is not scored, and not in \"any scored\": tilt in the world's frame replaced it.",
+            "Only successful episodes are counted.",
+            "Tilt in the body's frame is not scored and not in \"any scored\": tilt in the world's frame replaced it.",
             *([_ONLY_IN_PHASES] if any(row.on + row.removed > row.off for row in rows) else []),
         ),
     )
 
 
-_ONLY_IN_PHASES = "Within phases, displacement counts from their start, so that some violations arise only there."
+_ONLY_IN_PHASES = "Within phases, displacement counts from the phase's start, so that some violations arise only there."
 
 
 def _is_compared(spec: SpecColumn) -> bool:
