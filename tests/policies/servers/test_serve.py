@@ -195,7 +195,7 @@ def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():
 def test_who_waits_too_long_for_a_policy_learns_what_helps(monkeypatch):
     monkeypatch.setattr(serve, "SILENT_S", 0.2)
     policy = serve.ServedPolicy("mine", Looks)
-    busy = pytest.raises(PolicyError, match="in another episode")
+    busy = pytest.raises(PolicyError, match="busy with another episode")
     with policy.borrow_policy(), busy as caught, policy.borrow_policy():
         pass
     assert "--copies" in caught.value.remedy

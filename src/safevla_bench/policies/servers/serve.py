@@ -2,7 +2,7 @@
 
 Each connection is one episode. The episode begins with a reset to the server's seed and the instruction of the first
 request. The policy is made once, or in several copies. From its first request on, an episode has exclusive use of one
-copy, so that no episode sees another's state; meanwhile the episodes of other connections wait for a free copy.
+copy, so that no episode sees another episode's state; meanwhile other episodes wait for a free copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_CONNECTIONS = 64  # simultaneous connections, including those without a requ
 OPEN_S = 10.0
 SILENT_S = 300.0  # limit for waiting for a client's next request, or for a free policy
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # the still action of an assumed robot: requests do not name theirs
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # still action of an assumed robot; requests contain no still action
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # at DEBUG, websockets logs all headers, including the key
 
@@ -58,7 +58,7 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make `copies` policies; raise `PolicyError` if they want privileged state or more cameras than are sent."""
+        """Make `copies` policies; raise `PolicyError` if they want privileged state or too many cameras."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         self._free.put(first := make())
@@ -67,7 +67,7 @@ class ServedPolicy:
             self.close()
             wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
             problem = f"policy {name!r} wants {wanted}, which no request of openpi's protocol holds"
-            raise PolicyError(problem, remedy=f"Run it with its simulator: safevla eval --policy {name}.")
+            raise PolicyError(problem, remedy=f"Run the policy with its simulator: safevla eval --policy {name}.")
         for _ in range(copies - 1):
             self._free.put(make())
 
@@ -77,8 +77,8 @@ class ServedPolicy:
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
-            problem = f"the policy is in another episode (copies: {self.copies})"
-            raise PolicyError(problem, remedy="Serve it with more --copies, or ask from fewer workers.") from None
+            problem = f"the policy is busy with another episode (copies: {self.copies})"
+            raise PolicyError(problem, remedy="Serve the policy with more --copies, or use fewer workers.") from None
         try:
             yield policy
         finally:
@@ -117,7 +117,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
             logger=_LOG,
         )
     except (OSError, OverflowError) as error:
-        remedy = "Choose another --port (0 = any that is free) or --bind."
+        remedy = "Choose another --port (0 = any free port) or --bind."
         raise PolicyError(str(error), remedy=remedy, place=Place(file=f"{bind}:{port}")) from None
     server.handler = _limit_connections(server.handler, threading.BoundedSemaphore(MAX_CONNECTIONS))
     return server
@@ -139,14 +139,14 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
     """Return a client's request as an observation, with upright images and the state split into its parts. Raises
-    `PolicyError` if a field is missing, or has another kind or size than the policy wants.
+    `PolicyError` if a field is missing, or has a type or size that the policy does not accept.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
-        raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="It is position 3, axis-angle 3, gripper.")
+        raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="Send position 3, axis-angle 3, gripper.")
     prompt = request.get(_PROMPT)
     if not isinstance(prompt, str):
-        raise PolicyError(f"{_PROMPT!r} is missing, or not text", remedy="It is the instruction.")
+        raise PolicyError(f"{_PROMPT!r} is missing, or not text", remedy="Send the instruction as text.")
     images = {camera: _parse_image(request, key, wants) for key, camera in zip(IMAGES, wants.cameras, strict=False)}
     return Observation(prompt, state[:3], to_quaternion(state[3:6]), state[6:], images)
 
@@ -159,7 +159,7 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
-        remedy = f"It must be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
+        remedy = f"Send uint8 of the shape {[*wants.image_size, 3]}; in safevla's client: --policy-arg image_size=N."
         raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
     return cast("NDArray[np.uint8]", image[:, ::-1])
 
@@ -168,7 +168,7 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or not an array of the right kind"
-        raise PolicyError(problem, remedy="docs/howto/servers.md lists all.")
+        raise PolicyError(problem, remedy="See the fields in docs/howto/servers.md.")
     return value.astype(np.float64) if dtype_kind == "f" else value
 
 
@@ -192,7 +192,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
     except BaseException as error:  # the client must learn of any exception from a policy
         reason = f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
         connection.send(reason)
-        connection.close(1011, "the text before says why")
+        connection.close(1011, "see the previous message for the reason")
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
@@ -220,5 +220,5 @@ def _receive_observation(connection: ServerConnection, wants: Wants) -> Observat
         return None
     request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
     if not isinstance(request, dict):
-        raise PolicyError("the request is not a map", remedy="Send what openpi's clients send.")
+        raise PolicyError("the request is not a map", remedy="Send an observation, like openpi's clients.")
     return parse_observation(request, wants)

@@ -1,8 +1,8 @@
-"""Conversions of images, states and grippers from a host's observations to those of the published evaluations.
+"""Conversions of images, states and actions between a host and the models of published evaluations.
 
-All functions are pure. An image is uint8 [H, W, 3], RGB; between steps that use Pillow, it is a Pillow picture. Each
-function names the operation of another project that it equals. The tests contain arrays that these operations made in
-their projects' environments.
+All functions are pure. An image is uint8 [H, W, 3], RGB; functions that use Pillow take a Pillow picture. If a function
+equals an operation of another project, the function's text names this operation. The tests contain arrays that were
+made by these operations in their projects' environments.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
-        problem = f"the image is {picture.height} x {picture.width}, the protocol sends {size[0]} x {size[1]}"
-        raise PolicyError(f"{problem} and does not resize", remedy="Render that size, or choose another protocol.")
+        problem = f"the image is {picture.height} x {picture.width}, but the protocol sends {size[0]} x {size[1]}"
+        raise PolicyError(
+            f"{problem} and does not resize", remedy="Render the protocol's size, or choose another protocol."
+        )
     return RESIZERS[method](picture, size)
 
 
@@ -57,8 +59,8 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, which is widened for
-    shrinking. Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, which is wider for shrinking.
+    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
@@ -78,10 +80,9 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter without
-    widening. For shrinking, equals `cv2.resize` with `INTER_LINEAR`, whose weights are multiples of 1/2048, applied to
-    the crop in starVLA's `preprocess_metaworld_image` (0ed0aad
-    examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
+    """Return the picture's middle, two thirds of each side, resized to (height, width) by OpenCV's bilinear filter. For
+    shrinking, equals `cv2.resize` with `INTER_LINEAR`, whose weights are multiples of 1/2048, of the crop in starVLA's
+    `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
     top, left = (picture.height - height) // 2, (picture.width - width) // 2
@@ -104,7 +105,7 @@ def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     """Return the picture, shrunk to (height, width); each pixel is the mean of the area that it covers. Equals
-    `cv2.resize` with `INTER_AREA` in single precision; halves are rounded up if both sides are halved, else to even.
+    `cv2.resize` with `INTER_AREA` in single precision; x.5 is rounded up if both sides are halved, else to even.
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
@@ -130,7 +131,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Return the image's middle, a share `area` of its surface, enlarged to the old size by bilinear interpolation.
+    """Return the image's middle, a share `area` of the image, enlarged to the image's size by bilinear interpolation.
     Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
@@ -166,7 +167,7 @@ def flip_image(image: T, how: str) -> T:
     if turned.ndim == 2:
         return cast("T", turned.copy())
     channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
-    return cast("T", np.dstack(channels))  # four times as fast as a copy of the whole array
+    return cast("T", np.dstack(channels))  # four times as fast as copying the whole array
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
@@ -182,9 +183,9 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
     """Return axis times angle, [3] rad, of a unit quaternion wxyz [4], in single precision like
-    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose square root
-    and arc cosine torch rounds differently. The arc cosine is rounded from double precision, because in single
-    precision NumPy's result is one unit in the last place off in a third of all cases.
+    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), except that torch
+    rounds square roots and arc cosines differently. The arc cosine is rounded from double precision, because NumPy's
+    result in single precision is wrong in the last place in a third of all cases.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -195,8 +196,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] with their switches, such as the gripper, as the host's −1 and +1. `columns` maps columns
-    to names in `SWITCHES`. Non-finite values are kept, because a comparison would hide them.
+    """Return actions [H, A] in which the switches, such as the gripper, are the host's −1 and +1. `columns` maps a
+    switch's column to a name in `SWITCHES`. Non-finite values are kept, because a comparison would hide them.
     """
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
@@ -225,7 +226,7 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # RoboCasa's conversion: 0 opens and 1 closes the gripper, or 0 is arm mode and 1 is base mode.
+    # RoboCasa's conversion: 0 opens and 1 closes the gripper; as the mode, 0 means arm and 1 means base.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -253,8 +254,8 @@ def state_part(name: str, observation: Observation) -> Floats:
         reading = name.removeprefix(EXTRA)
         return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
     except KeyError:
-        problem = f"the policy needs {name}, which this host does not show"
-        raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
+        problem = f"the policy needs {name}, which this host does not provide"
+        raise PolicyError(problem, remedy="Choose an entry or dialect for this host.") from None
 
 
 def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
@@ -288,7 +289,7 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def _controller_rotation(observation: Observation) -> Floats:
-    """Return the rotation [3, 3] of the controller's pose if the host provides it, else that of the grip site."""
+    """Return the rotation [3, 3] of the controller's pose if the host provides it, else the grip site's rotation."""
     if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
         return rotation.reshape(3, 3).astype(np.float64)
     site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
@@ -303,8 +304,8 @@ def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
 def read_ee6d(rows: Floats) -> Floats:
     """Return actions [H, 7] (position, axis-angle in rad, gripper) for X-VLA's rows of one arm [H, 10 or more]. A row
     contains a position, two columns of a rotation matrix, the gripper, and padding. Results are rounded to single
-    precision. Except for the last digits of the angle, equals `ClientModel.step` of X-VLA 6bc2513
-    evaluation/libero/libero_client.py, which computes the quaternion from eigenvectors in single precision.
+    precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py except for the last
+    digits of the angle, because that code computes quaternions from eigenvectors in single precision.
     """
     first = _normalize(rows[:, 3:6])
     second = _normalize(rows[:, 6:9] - (first * rows[:, 6:9]).sum(axis=1, keepdims=True) * first)
@@ -315,7 +316,7 @@ def read_ee6d(rows: Floats) -> Floats:
 
 
 def read_poses(rows: Floats) -> Floats:
-    """Convert positions and quaternions wxyz, [H, 7], to positions and axis-angles in rad, [H, 6]; NaN for zeros."""
+    """Convert positions and quaternions wxyz, [H, 7], to positions and axis-angles, [H, 6] rad; zeros give NaN."""
     with np.errstate(invalid="ignore"):
         quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
@@ -338,9 +339,10 @@ ENSEMBLE_ALPHA = 0.1
 
 
 def average_predictions(replies: Sequence[Floats]) -> Floats:
-    """Return the mean, [1, A], of what the last replies [H, A], oldest first, predict for the current step. A weight is
-    e to the power of 0.1 times the cosine between a prediction and the newest one. Equals starVLA's
-    `AdaptiveEnsembler.ensemble_action` (0ed0aad examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
+    """Return the weighted mean, [1, A], of the actions that the last replies [H, A], oldest first, predict for the
+    current step. A prediction's weight is e to the power of 0.1 times its cosine with the newest prediction. Equals
+    starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
+    examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)
     rows = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
@@ -360,8 +362,8 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions from rows of 
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "euler": read_euler,
-    "opening": lambda rows: 1 - rows,  # how far a gripper is open; the action's number is how far it is closed
-    "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and mode come before the arm
+    "opening": lambda rows: 1 - rows,  # from how far a gripper is open to how far it is closed
+    "base-first": lambda rows: np.roll(rows, -5, axis=1),  # in RoboCasa's data sets, base and mode come before the arm
 }
 
 

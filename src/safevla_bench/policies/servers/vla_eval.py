@@ -1,11 +1,11 @@
 """The policy `vla-eval:ws://HOST:8000`, behind a model server of vla-evaluation-harness.
 
-Websocket frames contain MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with
-`hello`, sends `episode_start` and `episode_end`, and an `observation` for each `action`; the server splits chunks.
+Websocket frames contain MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client sends `hello`,
+then `episode_start` and `episode_end`, and an `observation` to get an `action`; the server splits chunks.
 
-The harness configures its benchmark by the `observation_params` in a server's greeting (src/vla_eval/orchestrator.py at
-e1ee9ad), and so does this client: it sends the requested images and states with the requested rotation, and makes the
-host accept absolute poses if requested.
+Like the harness (src/vla_eval/orchestrator.py at e1ee9ad), this client obeys the `observation_params` in a server's
+greeting: it sends the requested images and states with the requested rotation, and makes the host accept absolute poses
+if the server requests them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a dialect's conversion to the fitting formats in `action_spec`
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # maps a dialect's conversion to formats in `action_spec`
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
@@ -36,8 +36,8 @@ _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(openpi.WebsocketModel):
-    """A model behind a server of the harness. From `connect` on, `dialect` is adapted to the server's requirements. If
-    the user names the `dialect`, its gripper convention is not checked.
+    """A model behind a server of vla-evaluation-harness. From `connect` on, `dialect` is adapted to the server's
+    requirements. If the user names the `dialect`, the dialect's gripper convention is not checked.
     """
 
     kind = "vla-eval"
@@ -48,7 +48,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self._is_chosen = "dialect" in arguments
         images = arguments.get("images", next(iter(CODECS)))
         if images not in CODECS:
-            raise PolicyError(f"images={images} is not a form of images", remedy=f"Write images={' or '.join(CODECS)}.")
+            raise PolicyError(f"images={images} is not an image format", remedy=f"Write images={' or '.join(CODECS)}.")
         self.codec = CODECS[images]
         self._seq = 0
         self._playing = False
@@ -73,8 +73,8 @@ class VlaEvalModel(openpi.WebsocketModel):
         dialect = adapt_dialect(self._own_dialect, params)
         check_requirements(params, _submap(greeting, "action_spec"), dialect, chosen=self._is_chosen)
         if self._connected and dialect.wants != self.wants:
-            problem = f"the server {self.address} requests other observations than when the run began"
-            raise PolicyError(problem, remedy="It was restarted with another model: resume the run.")
+            problem = f"the server {self.address} requests other observations than at the start of the run"
+            raise PolicyError(problem, remedy="The server was restarted with another model: resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
         self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
@@ -84,7 +84,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End the current episode, if any, and close the connection; called before each new connection."""
+        """End an episode in progress, and close the connection; called before each new connection."""
         playing, self._playing = self._playing, False
         if playing:
             with suppress(PolicyError):
@@ -123,8 +123,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, rotation and kind of action that `params` request, and with `wants`
-    accordingly. An entry with a parameter `asked` is omitted unless `params` sets it.
+    """Return the dialect with the entries, rotation and kind of action that `params` request, and with the matching
+    `wants`. An entry with a parameter `asked` is omitted unless `params` sets this parameter.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -152,12 +152,12 @@ def check_requirements(
         "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
         "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
         f"asks for the control mode {mode}, which only SimplerEnv has": "control_mode" in params,
-        "describes absolute positions, and does not ask for absolute_action": is_unasked,
-        f"describes its gripper as {gripper}, which is read by {conversion!r}": is_other_gripper,
+        "describes absolute positions, but does not ask for absolute_action": is_unasked,
+        f"describes its gripper as {gripper}, but it is read as {conversion!r}": is_other_gripper,
     }
     for problem, holds in unmet.items():
         if holds:
-            remedy = "Serve it with other parameters, or name the dialect, if it fits: --policy-arg dialect=NAME."
+            remedy = "Serve the model with other parameters, or pass a dialect that fits: --policy-arg dialect=NAME."
             raise PolicyError(f"the server {problem} in the dialect {dialect.name!r}", remedy=remedy)
 
 
