@@ -129,7 +129,7 @@ def test_what_a_held_object_touched_may_have_turned_it():
     assert "may have" in cause.sentence
     alone = find(gripping((3, HAND, BOWL, 9.0), (8, PLATE, BOWL, 9.0)), "held_object_slip", 6)
     assert (alone.bodies, alone.steps) == (("bowl",), ())
-    assert "contact of bowl" in alone.sentence
+    assert "robot touched bowl" in alone.sentence
 
 
 def test_a_strained_joint_names_what_the_robot_presses_on_then():

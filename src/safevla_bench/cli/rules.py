@@ -230,7 +230,7 @@ def help_command(
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
         raise click.UsageError(
-            f"there is no topic {topic!r}, only {_TOPIC}; a command's options are shown by its --help-all"
+            f"there is no topic {topic!r}; the only topic is {_TOPIC}; see a command's --help-all for its options"
         )
     formatter = context.make_formatter()
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]

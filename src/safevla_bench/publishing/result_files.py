@@ -351,7 +351,7 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
     if not names:
         raise RunError("there is no result to write", remedy="Name sources with an episode that ran to its end.")
     if len(names) > 1:
-        problem = f"the file holds the episodes of one {option}, but there are {len(names)}"
+        problem = f"the file can only hold one {option}'s episodes, but there are {len(names)}"
         raise RunError(problem, remedy=f"Choose one by --{option}: {', '.join(names)}.")
     return names[0]
 
