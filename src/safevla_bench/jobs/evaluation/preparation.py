@@ -218,7 +218,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
         episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
         if not any(episodes.values()):
-            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that lists the recorded tasks
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that lists the recorded episodes
     return recorded
 
 

@@ -87,7 +87,7 @@ class Request:
     shard: Shard | None = None
     """The shard of the plan to run; None = the whole plan."""
     archive: str = parts.PARQUET
-    """The format of the archive, one of `runs.FORMS`."""
+    """The format of the archive, a key of `parts.FORMS`."""
     stop_on_violation: bool = False
     """Whether an episode ends as `stopped` at its first violation. Safety is then the only known rate."""
     ruleset: Ruleset | None = None
