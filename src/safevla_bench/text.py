@@ -1,8 +1,8 @@
-"""Printed numbers and names: exactly rounded, safe for terminals and web pages, without secrets.
+"""Formatting of numbers and names for output: exactly rounded, safe for terminals and web pages, without secrets.
 
 Numbers are rounded from exact values, halves away from zero. A missing number is a dash, never a zero. Names may come
-from untrusted files, so their control characters are escaped. The recorder registers and redacts secrets, so that each
-process has only one set of secrets.
+from untrusted files, so their control characters are escaped. The package `safevla_recorder` registers and redacts
+secrets, so that each process has only one set of secrets.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a value with `figures` significant figures, all integer digits and at most nine decimals, no exponent."""
+    """Return a value with `figures` significant figures, but all integer digits, at most nine decimals, no exponent."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
@@ -92,7 +92,7 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a value with three significant figures, or with more if three would make it equal to the limit."""
+    """Return a value with three significant figures, or with more if it would otherwise look equal to the limit."""
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
@@ -119,7 +119,7 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value in a unit that fits `limit`, or else the value: 8.2 mm for 0.0082 m. Returns a dash for None."""
+    """Return a value in a unit that fits `limit` (None: fits the value), as 8.2 mm for 0.0082 m; a dash for None."""
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -177,7 +177,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(content: bytes | str, **options: Any) -> Any:
-    """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, and `RecursionError`."""
+    """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate; `RecursionError` for deep JSON."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     try:
@@ -226,7 +226,7 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> shortened name. If two shortened names would be equal, none is shortened."""
+    """Return a map from names to shortened names. If two shortened names would be equal, no name is shortened."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
@@ -274,7 +274,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
 
 
 def terminal_width() -> int:
-    """Return COLUMNS, else the terminal's width [characters]; for a pipe or a file a million, so that nothing wraps."""
+    """Return the line width [characters]: COLUMNS, else the terminal's width; a million for a pipe or a file."""
     return shutil.get_terminal_size((10**6, 24)).columns
 
 
@@ -289,7 +289,7 @@ def split_words(line: str) -> list[str]:
 
 
 def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken between words. A wider word is not broken."""
+    """Return the line in pieces of at most `width` terminal cells, broken between words; longer words stay whole."""
     from rich.cells import cell_len
 
     if cell_len(line) <= width:
@@ -304,7 +304,7 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
 
 
 def wrap_text(text: str) -> str:
-    """Return the text, wrapped if stdout is a terminal. Continuation lines have the indentation of their line."""
+    """Return the text, wrapped if stdout is a terminal. Continuation lines are indented like the broken line."""
     if not sys.stdout.isatty():
         return text
     lines = []

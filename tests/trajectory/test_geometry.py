@@ -39,8 +39,8 @@ def test_a_sound_geometry_is_kept_as_it_stands(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"parts": [{**PART, "parent": 0}]}, "does not come"),
-        ({"parts": [{**PART, "parent": -3}]}, "does not come"),
+        ({"parts": [{**PART, "parent": 0}]}, "not an earlier part"),
+        ({"parts": [{**PART, "parent": -3}]}, "not an earlier part"),
         ({"parts": [{**PART, "motion": [6]}]}, "components"),
         ({"parts": [{**PART, "motion": [1, 1]}]}, "components"),
         ({"parts": [{**PART, "motion": [-1]}]}, "components"),

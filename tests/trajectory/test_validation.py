@@ -49,7 +49,7 @@ BROKEN = {
     "joints of arms without arms": ({"arm_joints": ()}, (None, "arm_joints", "the numbers are []")),
     "a robot's limits for arms of other joints": (
         {**TWO_ARMS, "arm_joints": (6, 8)},
-        (None, "arm_joints", "have [6, 8] joints, but Panda has one number"),
+        (None, "arm_joints", "have [6, 8] joints, but all arms of Panda have the same number"),
     ),
     "not a number in a position": (
         {"body_pos_m": with_value((12, 3, 3), (4, 1, 2), np.nan)},
@@ -94,7 +94,7 @@ BROKEN = {
             (None, BIG, np.nan, np.nan, "force_n", "implausibly large"),
             (None, 1.0, np.nan, -1.0, "impulse_ns", "negative"),
             (None, 1.0, np.nan, np.inf, "impulse_ns", "not a finite number"),
-            (None, 1.0, 1.0, np.nan, "net_force_n", "do not name net_force_n"),
+            (None, 1.0, 1.0, np.nan, "net_force_n", "do not list net_force_n"),
             (("force_n", "net_force_n"), 1.0, np.nan, np.nan, "net_force_n", "not a finite number"),
             (("force_n", "net_force_n"), 1.0, BIG, np.nan, "net_force_n", "implausibly large"),
             (("force_n", "net_force_n"), 1.0, -1.0, np.nan, "net_force_n", "negative"),
@@ -133,7 +133,10 @@ BROKEN = {
         f"the joints {joints}": ({**TWO_ARMS, "arm_joints": joints}, (None, "arm_joints", "numbers are"))
         for joints in ((7,), (15, -1))
     },
-    "torques of fewer joints": ({**TWO_ARMS, "arm_joints": (7, 6)}, (None, "arm_joints", "14 torques, but 13 joints")),
+    "torques of fewer joints": (
+        {**TWO_ARMS, "arm_joints": (7, 6)},
+        (None, "arm_joints", "14 torques, but the arms have 13 joints"),
+    ),
     "positions of one arm": ({**TWO_ARMS, "eef_pos_m": np.ones((12, 3))}, (None, "eef_pos_m", "3 numbers in each row")),
     "a pose of validity alone": (
         {"pose_valid": np.ones((12, 2), dtype=np.bool_), "valid_bodies": (BOWL, HAND)},

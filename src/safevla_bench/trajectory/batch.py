@@ -1,8 +1,9 @@
-"""Many episodes in memory: flat arrays and offsets.
+"""Batches of episodes in memory, as flat arrays and offsets.
 
 Episodes differ in length, bodies and contacts, so offsets say what belongs to an episode: episode e has the records
-`starts[e]:starts[e+1]` and the bodies `body_starts[e]:body_starts[e+1]`, and record r has its contacts. One episode is
-a batch of one. Numbers are float64. Poses are in the world frame, in meters and quaternions wxyz.
+`starts[e]:starts[e+1]` and the bodies `body_starts[e]:body_starts[e+1]`; record r has the contacts
+`contacts.starts[r]:contacts.starts[r+1]`. A single episode is a batch of one. Numbers are float64. Poses are in the
+world frame, in meters and quaternions wxyz.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Episode -> seconds from its record 0 to each of its n records, [n]; has only the episodes with time stamps."""
+"""Maps the index of an episode with time stamps to the seconds from record 0 to each of its n records, [n]."""
 _CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
@@ -41,15 +42,15 @@ class Channel:
         return self.width >= 0
 
     def episode_rows(self, index: int) -> Floats:
-        """Return the rows of one episode, [rows, width]; [0, 0] if it has none."""
+        """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Poses:
-    """Positions (`size` 3), quaternions (4) or values (1; Booleans are 1.0 or 0.0) of some bodies of each episode. Each
-    record of episode e has those of the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
+    """Positions (`size` 3), quaternions (`size` 4) or values (`size` 1; Booleans are 1.0 or 0.0) of bodies. Each record
+    of episode e has rows for the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
     """
 
     channel: Channel
@@ -116,7 +117,7 @@ class Batch:
     starts: Ints
     body_starts: Ints
     body_names: tuple[str, ...]
-    """Distinct names; `body_name` holds indices into them."""
+    """Distinct names of bodies; `body_name` holds indices into this tuple."""
     body_name: Ints
     body_role: NDArray[np.int8]
     target: Ints
@@ -186,20 +187,20 @@ class Batch:
         """
         for header in self.headers:
             if header.arms:
-                problem = f"the record has the arms {', '.join(header.arms)}, and this computation needs a single arm"
-                remedy = "Only records of one arm can be used here; `safevla export` chooses by --suite and --policy."
+                problem = f"the record has the arms {', '.join(header.arms)}, but this computation needs a single arm"
+                remedy = "Use only episodes with one arm; `safevla export` selects episodes by --suite and --policy."
                 raise RecordError(problem, remedy=remedy, place=Place(episode=header.episode_id, field="arms"))
         return np.zeros(len(self), dtype=np.int64)
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
-        """Return `gripping` and `gripped`, both [N], of one arm in each episode; `arm` is its index, [E]."""
+        """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] holds the arms' indices."""
         contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
         places = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
         return contact, _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
         """Return one arm's numbers in each row of a channel, [N, size]; `arm` is the arm's index in each episode, [E].
-        Numbers that were not recorded are `missing`.
+        Numbers that were not recorded are replaced by `missing`.
         """
         channel = self.channel(name)
         if channel.present.all() and (channel.width == size).all():
@@ -211,7 +212,7 @@ class Batch:
         return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
-        """Return the seconds from record 0 of an episode to the record `step`: by stamps if any, else by dt."""
+        """Return the seconds from record 0 of an episode to the record `step`: by time stamps, else by dt."""
         stamps = self.channel("time_s")
         if not stamps.present[index]:
             return step * self.headers[index].dt
@@ -220,15 +221,13 @@ class Batch:
 
     @property
     def stamps_s(self) -> Stamps:
-        """Episode -> times of its records, for the episodes with time stamps."""
+        """The times of the records of each episode with time stamps, by the episode's index."""
         stamps = self.channel("time_s")
         rows = {int(k): stamps.episode_rows(int(k))[:, 0] for k in np.flatnonzero(stamps.present)}
         return {k: times - times[0] for k, times in rows.items()}
 
     def channel(self, name: str) -> Channel:
-        """Return a channel of rows, one of `ROWS`, by name; one without values if the batch lacks it. Raises
-        `SafevlaError` for another name.
-        """
+        """Return a channel of `ROWS`, without values if the batch lacks it. Raises `SafevlaError` for another name."""
         _require_name(name, _ROW_NAMES, "rows")
         channel: Channel = self.further.get(name) or getattr(self, name, None) or absent_channel(len(self))
         return channel
@@ -238,7 +237,7 @@ class Batch:
         return self.poses(spec.name).channel if spec.is_pose else self.channel(spec.name)
 
     def poses(self, name: str) -> Poses:
-        """Return a channel of poses, one of `POSES`, by name. Raises `SafevlaError` for another name."""
+        """Return a channel of `POSES` by name. Raises `SafevlaError` for a name that is not in `POSES`."""
         _require_name(name, _POSE_NAMES, "poses")
         poses: Poses = getattr(self, name)
         return poses
@@ -248,7 +247,7 @@ class Batch:
         return self.body_names[int(self.body_name[body])]
 
     def body_roles(self, index: int) -> dict[str, str]:
-        """Return the mapping body -> role of one episode, in the order of its body table."""
+        """Return a map from each body of one episode to its role, in the order of the body table."""
         table = range(self.body_starts[index], self.body_starts[index + 1])
         return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
 
@@ -258,7 +257,7 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
     if name not in names:
-        raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
+        raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
@@ -281,7 +280,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return the channels of a batch as keyword arguments; `rows` and `poses` make each from its spec in `CHANNELS`."""
+    """Return the channels of a batch as keyword arguments; `rows` and `poses` make a channel from its spec."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -291,7 +290,7 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the offset of each of E items with these lengths after concatenation, and the end of the last, [E + 1]."""
+    """Return the offsets of E concatenated items with these lengths, and the end of the last item, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
@@ -372,7 +371,7 @@ def _select_poses(poses: Poses, episodes: Ints | slice, shift: Ints | int) -> Po
 
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
-    """Join at least one batch into one, in order; a single batch is returned unchanged."""
+    """Join one or more batches into one batch, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
     code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
@@ -417,7 +416,7 @@ def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
 
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
-    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by stamps, or else by dt."""
+    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by time stamps, else by dt."""
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

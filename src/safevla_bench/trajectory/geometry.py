@@ -43,7 +43,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
-        """(index of the part, component of its motion) for each column of `link_motion`."""
+        """The part's index and the component of motion for each column of the channel `link_motion`."""
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
     @cached_property
@@ -59,24 +59,24 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
 @lru_cache(maxsize=256)
 def read_geometry(text: str) -> RecordedGeometry:
-    """Parse the geometry in a header. Raises `RecordError` if the text is invalid. Cached."""
+    """Parse the geometry in a header. Raises `RecordError` if the text is invalid. Results are cached."""
     try:
         geometry = decode_json(text, RecordedGeometry)
     except (ValueError, RecursionError) as error:
         _refuse(f"the text is not a geometry: {error}")
     for k, part in enumerate(geometry.parts):
         if not TRACKED <= part.parent < k:
-            _refuse(f"part {k} hangs on part {part.parent}, which does not come before it")
+            _refuse(f"part {k} has the parent {part.parent}, which is not an earlier part")
         if not all(0 <= axis < 6 for axis in part.motion) or len(set(part.motion)) < len(part.motion):
-            _refuse(f"part {k} moves in the components {list(part.motion)}")
+            _refuse(f"part {k} has invalid components of motion: {list(part.motion)}")
         if part.parent == TRACKED and (part.motion or not part.body):
-            _refuse(f"part {k} is tracked, so that it needs a body and no motion")
+            _refuse(f"part {k} is tracked, so it must have a body and no motion")
         if part.parent != TRACKED:
             _check_row(part.pose, 7, f"the pose of part {k}")
         if part.shape is not None and part.shape not in geometry.shapes:
             _refuse(f"part {k} has the shape {part.shape!r}, which is not listed")
     if not all(0 <= place < len(geometry.parts) for place in geometry.hand):
-        _refuse("a part of the hand is not listed")
+        _refuse("the hand has a part that is not listed")
     for name, rows in geometry.shapes.items():
         for row in rows:
             _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")

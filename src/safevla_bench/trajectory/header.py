@@ -84,7 +84,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     task_sha256: str | None = None
     init_states_sha256: str | None = None
     task_source: dict[str, str] | None = None
-    """These three fields identify the simulated task; see `safevla_recorder.identity.TaskIdentity`."""
+    """These three fields, from `task_sha256`, identify the task: `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     arm_joints: tuple[int, ...] | None = None
     """Number of joints of each arm, if there are several; a row of torques lists the joints arm by arm."""
     arm_bodies: dict[str, str] | None = None
-    """Body of the robot -> its arm; a body that belongs to no arm, such as a torso, is not listed."""
+    """Maps a body of the robot to its arm; a body that belongs to no arm, such as a torso, is not listed."""
 
     @property
     def key(self) -> EpisodeKey:
@@ -124,12 +124,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_no_robot(self) -> bool:
-        """True if the record has neither torque limits nor an embodiment, so that the benchmark's robot applies."""
+        """True if the record gives no torque limits and no embodiment; the benchmark's robot then gives the limits."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
-        """Torque limits of the joints in N·m: the record's, else the embodiment's for each arm; empty if unknown."""
+        """Torque limits of the joints in N·m, from the record, else from the embodiment; empty if unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")

@@ -28,7 +28,7 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark of a log that does not name one. It is not in the registry: all its tasks have the same template."""
+"""The benchmark of logs without a benchmark's name. It is not in the registry; all its tasks have one template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
     of_episode: str = ""
     of_cell: str = ""
     is_counted: bool = False
-    """True if the summary counts the episodes with the mark; false if it only says whether there are any."""
+    """True if the summary counts episodes with the mark; false if it only says whether such episodes exist."""
 
 
 MARKS = (
@@ -81,7 +81,7 @@ MOST_RESETS = 1000
 
 
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
-    """Return the benchmarks that have episodes with stand-in assets, in order of first appearance."""
+    """Return the benchmarks that have episodes with placeholder assets, in order of first appearance."""
     marked = zip(batch.headers, mark_flags(batch, STANDIN), strict=True)
     return tuple(dict.fromkeys(header.benchmark for header, has_standins in marked if has_standins))
 
@@ -94,7 +94,7 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """Return for each episode the number of earlier resets of its environment, which was seeded only once, [E]; None =
-    unknown. A replay has the number of its recording, if that is recorded.
+    unknown. For a replay, it is the number of the recording, if known.
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
@@ -152,7 +152,7 @@ def base_suite(suite: str) -> str:
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
     """Return, for a batch of one, the host's initial state and the coordinates [m] by name that a search chose for the
-    start. If no search chose it, return the header's index and ().
+    start. If no search chose the start, return the header's index and ().
     """
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):

@@ -1,6 +1,6 @@
 """Operations on a batch of one episode: conversion from and to the recorder's arrays, split, join, and validation.
 
-A single record is a batch of one episode with one record. It has no action, state and host-specific fields.
+A single record is a batch of one episode with one record, without action, simulator state and host-specific fields.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
 
 def join_records(parts: Sequence[Batch]) -> Batch:
     """Join records of one scene (at least one), as returned by `select_record`, into an episode with the header of the
-    first. A single record is returned unchanged.
+    first record. A single record is returned unchanged.
     """
     if len(parts) == 1:
         return parts[0]
@@ -219,7 +219,7 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
-# Validation, once when an episode is read. Recorded numbers are not changed: signals normalize quaternions.
+# Validation of each episode when it is read. Recorded numbers are not changed; quaternions are normalized later.
 
 
 _SHORTEST_DT_S = 1e-9
@@ -253,12 +253,14 @@ def _check_header(header: Header) -> None:
     for name in _INTEGERS:
         value: int | None = getattr(header, name)
         if value is not None and not -(2**63) <= value < 2**63:
-            _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller one.")
+            _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller integer.")
     if header.schema_version != header.expected_version:
-        remedy = "This program reads version 1, and 2 of records with `arms`; a newer one may read others."
+        remedy = (
+            "This version of safevla-bench reads version 1, or 2 for records with `arms`; a newer one may read more."
+        )
         _refuse(header, "schema_version", f"the record has version {header.schema_version}", remedy)
     if header.outcome not in (None, *OUTCOMES):
-        remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. Leave crashed episodes out."
+        remedy = f"Write one of {', '.join(OUTCOMES)}, or leave the outcome out. Leave crashed episodes out."
         _refuse(header, "outcome", f"unknown outcome {header.outcome!r}", remedy)
     if header.outcome is not None and header.success != (header.outcome == "success"):
         problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
@@ -276,12 +278,12 @@ def _check_scene(batch: Batch, e: int, has_nameless: bool) -> None:
     if has_nameless and "" in batch.body_roles(e):
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
     if batch.lengths[e] < 1:
-        _refuse(header, "steps", "the episode has no steps", "Write at least record 0, the settled state.")
+        _refuse(header, "steps", "the episode has no steps", "Write at least record 0, the state after settling.")
     if header.target_object is not None and (target < 0 or batch.body_role[target] != TARGET):
         names = sorted(batch.body_roles(e))
         listed = ", ".join(names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
         role = "has no role" if target < 0 else f"has the role {ROLES[batch.body_role[target]]!r}"
-        remedy = f"Name one of the bodies with the role 'target', or null. Bodies: {listed}."
+        remedy = f"Write the name of a body with the role 'target', or null. Bodies: {listed}."
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
 
 
@@ -298,7 +300,7 @@ def _find_odd_widths(batch: Batch) -> Bools:
 def _check_arms(batch: Batch, e: int) -> None:
     header, arms, roles = batch.headers[e], batch.headers[e].arms, batch.body_roles(e)
     if arms is not None and not len({*arms} - {""}) == len(arms) >= 2:
-        remedy = "Name two or more arms, each once; leave `arms` out of a record with one arm, whose version is 1."
+        remedy = "List two or more arms, each once. For one arm, leave `arms` out and write version 1."
         _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
     for body, arm in (header.arm_bodies or {}).items():
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
@@ -311,10 +313,13 @@ def _check_arms(batch: Batch, e: int) -> None:
         width = int(batch.channel(spec.name).width[e])
         if arms and spec.name in TORQUES and width not in (-1, joints):
             _refuse(
-                header, "arm_joints", f"{width} torques, but {joints} joints of the arms", "Write one for each arm."
+                header,
+                "arm_joints",
+                f"{width} torques, but the arms have {joints} joints",
+                "Write one number for each arm.",
             )
         if spec.per_arm and width not in (-1, (spec.row_size or 1) * header.arm_count):
-            problem = f"{width} numbers in each row, and {count_noun(header.arm_count, 'arm')}"
+            problem = f"{width} numbers in each row, but {count_noun(header.arm_count, 'arm')}"
             _refuse(header, spec.name, problem, "Write the numbers of every arm, in the order of the header's `arms`.")
 
 
@@ -328,11 +333,11 @@ def _check_geometry(batch: Batch, e: int) -> None:
         raise error.with_place(Place(episode=header.episode_id)) from None
     columns = 0 if geometry is None else len(geometry.components)
     if motion.present[e] and motion.width[e] != columns:
-        problem = f"{motion.width[e]} numbers, but the geometry has {columns} components that move"
+        problem = f"{motion.width[e]} numbers, but the geometry has {columns} components of motion"
         _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")
     unknown = sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(e)}) if geometry else []
     if unknown:
-        _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give it one in body_roles.")
+        _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give the body a role in body_roles.")
 
 
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
@@ -342,14 +347,14 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         if np.isfinite(values[item]):
             remedy = f"Write meters and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
             _refuse_item(batch, spec, int(item), f"{values[item]} is implausibly large", remedy)
-        remedy = "Write finite numbers; omit the whole family from every step if it was not measured."
+        remedy = "Write finite numbers; omit the field from all steps if it was not measured."
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
         quats = values.reshape(-1, spec.row_size)
         half_turns = np.flatnonzero(quats[:, 0] == 0)  # usually few
         for row in half_turns[~quats[half_turns].any(axis=1)][:1]:
             item = int(row) * spec.row_size
-            _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a rotation, w first.")
+            _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
 
 def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remedy: str) -> NoReturn:
@@ -375,7 +380,7 @@ def _check_contacts(batch: Batch) -> None:
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
     required = {"force_n": ~np.zeros_like(is_net), NET_FORCE: is_net, **impulses}
     unlisted = is_net | np.isnan(contacts.net_force_n)
-    _require_all(batch, unlisted, NET_FORCE, f"and the header's forces do not name {NET_FORCE}")
+    _require_all(batch, unlisted, NET_FORCE, f"is recorded, but the header's `forces` do not list {NET_FORCE}")
     for name, is_required in required.items():
         values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
         _require_all(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
@@ -408,7 +413,7 @@ def _check_torques(batch: Batch) -> None:
             header, joints = batch.headers[e], int(channel.width[e])
             if len(header.torque_limit_nm) != joints and not header.lacks_torque_limit:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
-                remedy = "Record the arm's joints only, and give joint_torque_limit_nm one limit for each."
+                remedy = "Record only the arm's joints, and write one limit per joint in joint_torque_limit_nm."
                 _refuse(header, name, problem, remedy)
             if (
                 len({*(header.arm_joints or ())}) > 1
@@ -416,9 +421,10 @@ def _check_torques(batch: Batch) -> None:
                 and header.torque_limit_nm
             ):
                 problem = (
-                    f"the arms have {list(header.arm_joints or ())} joints, but {header.embodiment} has one number"
+                    f"the arms have {list(header.arm_joints or ())} joints, "
+                    f"but all arms of {header.embodiment} have the same number"
                 )
-                _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm, one limit for each joint.")
+                _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm with one limit for each joint.")
 
 
 def _check_tracking(batch: Batch) -> None:
@@ -426,7 +432,7 @@ def _check_tracking(batch: Batch) -> None:
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
-        remedy = "Write its body_pos_m or body_quat_wxyz too, or leave it out of pose_valid."
+        remedy = "Write the body also in body_pos_m or body_quat_wxyz, or leave it out of pose_valid."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
 
 
@@ -452,4 +458,4 @@ def _check_subgoals(batch: Batch) -> None:
             problem = "two sub-goals have the same name"
         else:
             continue
-        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write one text for each number of subgoals, all different.")
+        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write one name for each number of subgoals, all different.")
