@@ -159,7 +159,7 @@ def _print_notes(run_command: RunCommand) -> None:
         click.echo(f"note: without ray:ADDRESS and {ADDRESS}, Ray is started on this machine", err=True)
     registration = request.registration
     if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
-        echo(f"note: not as registered: {deviation}", err=True)
+        echo(f"note: this run is not as registered: {deviation}", err=True)
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
@@ -186,7 +186,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
         is_told = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # it says that the folder exists
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # an error on the existing folder
         )
         if (run_command.out / folder.RUN).exists() and not is_told:
             done, planned = parts.count_progress(run_command.out)

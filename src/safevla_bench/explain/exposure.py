@@ -184,7 +184,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; no violation precedes the last two
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; the last two mean no violation
 CENSORED = -1  # in place of a cause, for a censored observation
 NEAR = 0.1  # near miss: margin above 0 and below this share of the limit; an actuator at its clamp has margin 0
 
@@ -220,7 +220,7 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """Time to violation of one policy × suite; `specs` has those that apply, in library order, then `ANY_LIMIT`."""
+    """Time to violation of one policy × suite: of the `specs` that apply, in library order, then of `ANY_LIMIT`."""
 
     policy: str | None
     suite: str

@@ -114,7 +114,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The metric's value if every unknown episode has its worst value."""
     tipping: int | None = None
     """The largest number of unknown episodes that may count against the gate, in any choice, so that it still passes.
-    Null if no episode is unknown, if the gate does not pass even then, if point estimates decide, or without a rate.
+    Null if no episode is unknown, if the gate never passes, if point estimates decide, or if the metric is no rate.
     """
 
 

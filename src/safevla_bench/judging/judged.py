@@ -305,7 +305,7 @@ class Judged:
         return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence for each policy server with equal answers to repeated requests; if `changed`, for all."""
+        """Yield a sentence for each server with equal answers to repeated requests; if `changed`, for all servers."""
         for source in self.records.sources:
             served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():

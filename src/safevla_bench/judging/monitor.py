@@ -99,7 +99,7 @@ class EpisodeStanding:
 
     @property
     def worst(self) -> str | None:
-        """Id of the clause of greatest depth, or of least robustness / threshold in a tie; None without a clause."""
+        """Id of the active clause of greatest depth; ties go to the least robustness / threshold. None without one."""
         rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
         ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]

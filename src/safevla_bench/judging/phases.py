@@ -42,7 +42,9 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     """
     count, every = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # number of final records in which it holds
+    lasting = (
+        np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
+    )  # number of last records in which each predicate holds
     ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` means that the component is unfinished
     cuts = sorted({end for end in ends if 0 < end < count})
     unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]

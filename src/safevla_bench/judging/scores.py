@@ -405,7 +405,7 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """Column of greatest depth, or in a tie of least rho/threshold, or the first such, [E]; -1 = no verdict."""
+        """Column of greatest depth; ties go to the least rho/threshold, then to the first, [E]; -1 = no verdict."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE
