@@ -91,7 +91,7 @@ def test_a_forked_process_writes_nothing_into_the_folder_of_its_parent(tmp_path)
     child = os.fork()
     if not child:
         try:
-            with pytest.raises(RunError, match="started this one"):
+            with pytest.raises(RunError, match="parent of this process"):
                 run.write_episode(row(1), b"x")
             run.close_block(complete=False)
             with pytest.raises(RunError, match="not empty"):

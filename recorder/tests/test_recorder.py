@@ -236,7 +236,7 @@ def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_f
         ({"arms": {0: ARMS["a"], 1: ARMS["b"]}}, "the arms are"),
         ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, ARMS["a"].fingers)}}, "finger 'a_thumb'"),
         ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",),) * 2)}}, "finger 'b_thumb'"),
-        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",), (BOX,)))}}, "not of one"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(ARMS["b"].bodies, (("b_thumb",), (BOX,)))}}, "not in exactly one"),
     ],
 )
 def test_arms_that_contradict_the_scene_are_refused(wrong, problem):

@@ -242,7 +242,7 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, env_seed=8), "env_seed in 8"),
         (edit_headers(B, horizon=299), r"horizon .*\(300 and"),
         (edit_headers(B, arms=("left", "right")), "differ in arms"),
-        (edit_headers(B, init_state_index=None), "their initial state"),
+        (edit_headers(B, init_state_index=None), "initial state is not recorded"),
         (edit_headers(B, init_state_index=1), "state 1 seed"),
         (edit_headers(B, benchmark="libero-10"), "b lacks 8"),
     ],
@@ -368,7 +368,7 @@ def test_what_makes_numbers_doubtful_is_said(members, warning):
 
 
 def test_too_few_policies_and_policies_without_episodes_are_refused():
-    with pytest.raises(RunError, match="to compare: a"):
+    with pytest.raises(RunError, match="there is only: a"):
         compare_policies([A])
     for nothing in (B.select_episodes(np.arange(0)), crashed_in(B, *range(8))):
         with pytest.raises(RunError, match="of b was"):

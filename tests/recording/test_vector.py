@@ -133,6 +133,6 @@ def test_a_worker_s_record_ends_with_its_environment_and_a_second_close_does_not
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", "ä"])
 def test_a_name_that_is_not_a_part_of_a_path_is_refused(tmp_path, name):
-    with pytest.raises(RunError, match="name a worker"):
+    with pytest.raises(RunError, match="invalid worker name"):
         sb.record_until_closed(object(), "mine", tmp_path, worker=name)
     assert not list(tmp_path.iterdir())

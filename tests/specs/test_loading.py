@@ -313,7 +313,7 @@ def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_pat
         ("[[specs]", "TOML: .*line 1"),
         ("", "field specs: has"),
         ('based_on = "defalt"', r"built-in library 'defalt'\n.*'default'"),  # words: ok
-        ('[[replace]]\nspec_id = "joint_torque"', r"replace: \[\[replace\]\] without"),
+        ('[[replace]]\nspec_id = "joint_torque"', r"replace: \[\[replace\]\] needs"),
         ('based_on = "default"\n[[replace]]\nspec_id = "joint"', r"'joint' to replace\n.*joint_torque"),
         ('based_on = "default"\n[[replace]]\nspec_id = "joint_torque"\nseverity = 3', r"joint_torque: unknown key"),
         ('[tags.wrong]\nx = "y"', r"enum value 'wrong'\n.*write"),

@@ -46,7 +46,7 @@ def test_the_same_threshold_changes_nothing():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("joint_torque", "value to set"),
+        ("joint_torque", "does not give a value"),
         ("joint_torqe=2", "it: joint_torque"),
         ("joint_torque=fast", "threshold of joint_torque"),
         ("joint_torque=2 N", "not in 'N'"),

@@ -58,8 +58,8 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. Widths are not checked: a state of another
-        width matches none. Raises `HostError` if the simulator has no initial states.
+        """Set the task's initial states, [count, state] or a single state. Their width is not checked: a state of
+        another width matches none of them. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class RecordableEnv(ABC):
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that `safevla eval` would write, without facts about the start that this loop lacks."""
+        """Return the header that `safevla eval` would write, except facts about the start that only it knows."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -303,7 +303,7 @@ class _RunningEpisode:
     detach: Undo
     fixtures: dict[str, list[float]]  # poses of fixtures; empty if seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The seed of an earlier reset and the number of resets since then, if this episode's reset had no seed."""
+    """The seed of an earlier reset and the number of resets since then; empty if this episode's reset had a seed."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -549,7 +549,7 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # exception groups begin differently
+        is_traceback = "Traceback (most recent call last)" in reason  # not that of an exception group
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

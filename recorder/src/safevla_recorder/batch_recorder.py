@@ -35,7 +35,7 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of each pair [N]: `PEAK` and `SUM` over substeps of forces that count; `NOW`, any force in the last one."""
+"""Readings of each pair [N]: `PEAK` and `SUM` of the forces that count, over substeps; `NOW` is of the last substep."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
@@ -304,7 +304,7 @@ class BodyPairs:
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
-        impulse[record == 0] = np.nan  # record 0 is a single instant
+        impulse[record == 0] = np.nan  # record 0 is a single instant, without impulses
         lower, higher = self.bodies[:, pair]
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
@@ -327,7 +327,7 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     for number, (a, b) in enumerate(listed):
         if a == b or (a, b) in listed[:number]:
             problem = f"the pair {pairs[number]!r} has only one body, or the same bodies as another pair"
-            raise HostError(problem, remedy="Give each pair two different bodies, and declare two bodies only once.")
+            raise HostError(problem, remedy="Give each pair two different bodies that no other pair has.")
     grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
     if pairs and geoms.fingers is not None and not grips:
         remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."

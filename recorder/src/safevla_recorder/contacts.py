@@ -97,7 +97,7 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = norms only."""
+        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = only norms exist."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class MeasuredContacts(SubstepContacts):
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = norms only."""
+        """Return the chosen contacts' forces on their second geom, world frame [N], [K, 3]; None = only norms exist."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -152,7 +152,7 @@ def contact_peaks(
 
 
 def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
-    """Sum each group's vectors in each substep. Return the largest norm of a group's sums, and the total, [groups]."""
+    """Sum each group's vectors by substep. Return the largest norm of these sums, and the norms' total, [groups]."""
     instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
     sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
     peak, total = np.zeros(groups), np.zeros(groups)

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
 SCHEMA_VERSION, ARMS_VERSION = 1, 2
-"""The schema versions of records with one arm, and with several arms, which older versions of safevla-bench refuse."""
+"""Schema versions: one for records of one arm, and one for records of several arms, which old safevla-bench refuses."""
 _REQUIRED = ("episode_id", "benchmark", "task_id", "success", "dt", "target_object")
 _ROLLOUT = ("policy", "instruction", "seed", "env_seed", "init_state_index", "horizon", "outcome", "embodiment")
 _SIMULATOR = ("versions", "dropped_pairs", "forces", "torque_source")

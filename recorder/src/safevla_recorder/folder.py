@@ -59,7 +59,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim(path: Path) -> bool:
-    """Make or take over a folder; return False if another process has it. Raises `RunError` if it is another run's."""
+    """Make or take over a folder; return False if another process has it. Raises `RunError` if another run owns it."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir()

@@ -111,7 +111,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
         hooks = [
             self._goals.attach(),
-            hook_call(self._control, "reset", cutter.on_interruption),  # reset catches exceptions of inner hooks
+            hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches inner exceptions
             hook_call(self._control, "set_state", cutter.on_interruption, after_state),
             hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
             hook_call(self._env, "seed", after=after_seed),
@@ -145,7 +145,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
     if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
         names = ", ".join(str(robot.name) for robot in domain.robots)
         remedy = "Make the environment with one Panda, LIBERO's default."
-        raise HostError(f"the robot {names} is not LIBERO's Panda, whose limits records use", remedy=remedy)
+        raise HostError(f"the robot {names} is not LIBERO's Panda, the only supported robot", remedy=remedy)
 
 
 def fresh_global_seed() -> int | None:
@@ -287,7 +287,7 @@ def is_reworded(benchmark: str) -> bool:
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
     """Return benchmark and task id of a BDDL file that belongs to no suite: the names of its folder and file. If the
-    folder's name denotes an official suite, `own-` is put before this name.
+    folder's name denotes an official suite, `own-` is put before the folder's name.
     """
     folder = bddl_file.resolve().parent.name or "root"
     return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem

@@ -136,7 +136,7 @@ class RecordingSession:
 
 
 def _has_failed() -> bool:
-    """Return whether an exception ends this process. A `SystemExit` of the main process is not known here."""
+    """Return whether an exception ends this process; False for a `SystemExit` of the main process, unknown here."""
     error = sys.exc_info()[1]  # only known in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
@@ -207,7 +207,7 @@ def record(
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds such an
-            environment or makes it in its first reset. If a reset replaces a closed one, the new is recorded too.
+            environment or makes it in its first reset. One that replaces a closed environment is recorded too.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
@@ -323,7 +323,8 @@ def known_kinds() -> list[type]:
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by that name."""
     # `entry_points()` is not used: its form differs between Python versions, and old ones give no distributions.
-    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first counts
+    # Of several distributions with one name, Python uses the first.
+    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 

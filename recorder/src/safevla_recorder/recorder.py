@@ -116,7 +116,7 @@ class EpisodeLog(ABC):
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # a record whose contacts were decoded too early; it is refused
+        self._torn: int | None = None  # number of a record that was decoded before its end, and is refused
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -426,12 +426,12 @@ class EpisodeRecorder(EpisodeLog):
 
     def _values_by_arm(self, values: Any, what: str) -> list[Any]:
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
-            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping from {', '.join(self._arms)}.")
+            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping of {', '.join(self._arms)}.")
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
         if not self._arms and isinstance(eef, Mapping):
-            raise HostError("poses by arm, but no arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
+            raise HostError("poses by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
         poses = [() if pose is None else pose for pose in self._values_by_arm(eef, "poses of the end effectors")]
@@ -444,12 +444,12 @@ class EpisodeRecorder(EpisodeLog):
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
         if not self._arms and isinstance(torques_nm, Mapping):
-            raise HostError("torques by arm, but no arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
+            raise HostError("torques by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or torques_nm is None:
             return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
         by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
         if any(own.ndim != 1 for own in by_arm):
-            raise HostError("the torques of an arm are not a list", remedy="Pass a list of one number for each joint.")
+            raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
         joints = dict(zip(self._arms, map(len, by_arm)))
         if joints != (self._joints or joints):
             raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints again.")
@@ -462,8 +462,8 @@ class EpisodeRecorder(EpisodeLog):
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
         torques of each arm by name.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed here but
-        not in record 0 or the reverse, or torques are of other joints. Such an error ends the episode.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, contacts or torques are passed only
+        here or only in record 0, or torques are of other joints. Such an error ends the episode.
         """
         self.require_episode()
         rows, self._rows = self._rows, []  # the episode is lost unless this substep succeeds
@@ -572,7 +572,7 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
-        problem = f"{differing[0]}: this differs from record 0"
+        problem = f"{differing[0]}: differs from record 0"
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 

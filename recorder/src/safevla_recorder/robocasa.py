@@ -194,7 +194,7 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
     if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
         example = 'goal=("in", "obj", "container") or goal=("open", "drawer")'
-        remedy = f"Pass the goal to record, as in {example}, with the task's names. Known: {', '.join(goals)}."
+        remedy = f"Pass the goal to record, such as {example}. Tasks with known goals: {', '.join(goals)}."
         raise HostError(problem, remedy=remedy)
     return goals[task]
 

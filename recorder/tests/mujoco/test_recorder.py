@@ -325,7 +325,7 @@ def test_substeps_that_were_not_recorded_once_each_are_an_error_that_names_the_h
     mujoco.mj_step(sim.model, sim.data, nstep=passed)
     for _ in range(recorded):
         recorder.record_substep()
-    problem = rf"{recorded} of {passed} physics substeps .* control step 1\n.*once; hook_substeps"
+    problem = rf"{recorded} of {passed} physics substeps .* control step 1\n.*once after each substep; hook_substeps"
     with pytest.raises(HostError, match=problem):
         recorder.record_step(np.zeros(1))
 

@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Mean difference over initial states of equal weight; if episodes are independent, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; then `ci` excludes 0, even as an end
+    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, even if an end is 0
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
@@ -405,8 +405,8 @@ def _find_obstacle(
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
     """Return the difference with the possible effects of its `unknown` episodes, of which there is at least one.
 
-    `extremes` has the difference at its smallest, if all unknown values count against the first policy's value, and at
-    its largest. It is empty if these cannot be known, as for P[U|S]; then there is no verdict.
+    `extremes` are the smallest and the largest difference that the unknown values allow. They are empty if they cannot
+    be known, as for P[U|S]; then there is no verdict.
     """
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)

@@ -186,7 +186,7 @@ def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with and without a filter. Counts are over the `pairs` that both finished; ids are the filtered ones."""
+    """A policy with and without a filter. Counts are of `pairs` that both finished; names are of filtered episodes."""
 
     policy: str
     without: str

@@ -138,7 +138,7 @@ def _check_request(request: SampleSizeRequest) -> None:
     if request.tasks < 1:
         raise SafevlaError("the number of tasks is below 1", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
-        problem = f"if rates are {points} apart, at least a share {request.difference:g} of the pairs differs"
+        problem = f"policies with rates {points} apart differ in at least the share {request.difference:g} of the pairs"
         raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
 
 

@@ -98,7 +98,7 @@ class LimitRow(ThresholdRow, frozen=True, kw_only=True):
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """An alternate threshold for the specification above this row in the file. Omitted keys take that one's values."""
+    """Another threshold for the specification above this row in the file, whose values apply to omitted keys."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()

@@ -348,7 +348,7 @@ def set_limit(
     if threshold != spec.threshold:
         written = spec.written_formula
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-            raise SpecError(f"{spec_id} has no threshold to set", remedy="choose one that does not judge mere events")
+            raise SpecError(f"{spec_id} has no threshold to set", remedy="choose a specification with a number")
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),

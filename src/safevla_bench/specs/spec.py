@@ -77,7 +77,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which breaks ties. `legacy` maps older ids to current ids; tags are by name.
+    """Specifications in library order, which breaks ties. `legacy` maps older to current ids; `vocabulary` has tags.
 
     Raises:
         SpecError: by `library[spec_id]`, if no specification has that id.
@@ -120,7 +120,7 @@ class Library:
             return rethresholded[0]
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            remedy = f"similar ids are: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
+            remedy = f"ids similar to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
             raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
         return current_id
 
@@ -130,7 +130,7 @@ class Library:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie, without mere texts."""
+        """The hexadecimal sha256 of everything that can change a verdict, a depth or a tie, but not of other texts."""
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

@@ -154,7 +154,7 @@ class ContactLog:
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        viewed: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # until the first contact
+        viewed: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there was no contact
         if self._window is not None:
             self._window.check_layout()
             viewed = self._contacts[:used].view(self._window.layout)

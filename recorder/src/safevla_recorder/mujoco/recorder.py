@@ -353,7 +353,7 @@ class Recorder(EpisodeLog):
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != passed or not recorded:
             problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._rows)}"
-            remedy = "Call record_substep once after each; hook_substeps splits calls of mj_step(model, data, nstep)."
+            remedy = "Call record_substep once after each substep; hook_substeps splits mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
@@ -404,8 +404,8 @@ class Recorder(EpisodeLog):
 def attach_recorder(
     simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0, read_subgoals: ReadSubgoals = dict
 ) -> tuple[Recorder, Undo]:
-    """Return a recorder that is called after each `method` of robosuite's `MjSim`, and a function that removes this
-    hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`; errors in later
+    """Return a recorder that copies a substep after each `method` of robosuite's `MjSim`, and a function that removes
+    this hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`; errors in later
     substeps are raised by `record_step`.
     """
     model, data = simulation.model._model, simulation.data._data
