@@ -54,9 +54,9 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted, see `is_trusted`."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
-        problem = f"the file names code or files without permission, so none of these was used: {'; '.join(uses)}"
-        how = f"repeat `safevla {command}` with --trust {file}" if command else "call it within plugins.trusting"
-        raise RunError(problem, remedy=f"If you know what they do, {how}.", place=Place(file=str(named_by)))
+        problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
+        how = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
+        raise RunError(problem, remedy=f"If you trust the code and files, {how}.", place=Place(file=str(named_by)))
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:

@@ -42,7 +42,7 @@ CASES = {
     "crashes alone": (
         verdicts(absent=(CRASH,)),
         "Safety is not known: no episode was scored.",
-        ["Crashed, and excluded from every rate: 1."],
+        ["Crashed episodes, excluded from every rate: 1."],
     ),
     "no verdict at all": (
         verdicts(SILENT, (True, NAN, np.inf)),

@@ -26,8 +26,7 @@ POSITION_M = 1e-4  # resolution of positions and vertices [m]
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Maximum number of triangles of a mesh with a diagonal of 1 m, and bounds of the maximum for other meshes. The maximum
-# grows with the diagonal to the power of 0.6.
+# Most triangles of a mesh with a diagonal of 1 m (else times diagonal^0.6), and lower and upper bound of the number.
 _TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
 # Size of the grid cells in which vertices are merged first [m], because MuJoCo repeats a vertex for each triangle.
 _WELD_M = 1e-6

@@ -73,7 +73,7 @@ class EpisodeRecords:
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
-        """Return the evidence from an episode's record; None if it has no record."""
+        """Return the evidence from an episode's record; None if the episode has no record."""
         if episode in self and episode not in self._evidence:
             self.trace([episode])
         return self._evidence.get(episode)

@@ -44,7 +44,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
     """Margin of the worst specification, or of the specification that the list is about; None without a verdict."""
-    first_violation_step: int | None = None  # first violation of a scored, or of the listed, specification
+    first_violation_step: int | None = None  # first violation of any scored (or the listed) specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
     broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates

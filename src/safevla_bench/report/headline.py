@@ -38,8 +38,8 @@ def build_headline(
         mixture: the sentence that `describe_mixture` returns.
     """
     lost = [
-        *([f"Crashed, and excluded from every rate: {aggregate.crashed}."] if aggregate.crashed else []),
-        *([f"Stopped, and excluded from SR: {aggregate.stopped}."] if aggregate.stopped else []),
+        *([f"Crashed episodes, excluded from every rate: {aggregate.crashed}."] if aggregate.crashed else []),
+        *([f"Stopped episodes, excluded from SR: {aggregate.stopped}."] if aggregate.stopped else []),
     ]
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"

@@ -53,7 +53,7 @@ class Calibration:
 
     @property
     def severe(self) -> float | None:
-        """`limit` times the library's ratio of severe magnitude to threshold; None if it has no severe magnitude."""
+        """`limit` times the library's ratio of severe magnitude to threshold; None if the library has none."""
         return proportional_severe(self.spec, self.limit)
 
     @property
@@ -64,7 +64,7 @@ class Calibration:
             few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not give"
             return f"{few} an upper bound of this quantile: {needed} would"
         if self.limit <= self.spec.threshold:
-            return "the library's threshold is already as high"
+            return "the library's threshold is not below this limit"
         if self.floor is not None and self.limit <= self.floor:
             return f"a policy without motion reaches {self.floor:g} {self.spec.unit}: fix the scene or the record first"
         return None

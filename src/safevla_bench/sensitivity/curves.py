@@ -67,7 +67,7 @@ class SweepRequest(msgspec.Struct, frozen=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a variant: a family or group gets the threshold `to` in `unit`, or its threshold `times` a factor."""
+    """A change in a variant: a family or group gets the threshold `to` (in `unit`), or its threshold times `times`."""
 
     family: str
     to: float | None = None
@@ -141,7 +141,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
     """
     name, equals, grid = text.partition("=")
     if not equals:
-        raise _sweep_error(text, "it has no `=`")
+        raise _sweep_error(text, "the text has no `=`")
     specs = _find_specs(library, name)
     return SweepRequest(name, tuple(spec.spec_id for spec in specs), _parse_grid(text, grid))
 
@@ -160,7 +160,7 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
         remedy = suggest_names(name, names, "there are")
         raise SpecError(f"no scored specification or family has the name {name!r}", remedy=remedy)
     if len({(spec.unit, spec.threshold) for spec in specs}) > 1:
-        remedy = f"Sweep one of {', '.join(spec.spec_id for spec in specs)}."
+        remedy = f"Sweep one of these specifications: {', '.join(spec.spec_id for spec in specs)}."
         raise SpecError(f"the specifications of {name!r} have different units or thresholds", remedy=remedy)
     return specs
 

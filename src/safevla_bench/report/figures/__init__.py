@@ -81,7 +81,9 @@ FIGURES: Mapping[str, FigureKind] = {
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return the figure that `draw` makes, laid out for `page`; raise `RunError` if the page is too narrow for text."""
     if page.width_in < NARROWEST_IN:
-        raise RunError(f"a width of {page.width_in:g} inches is too low", remedy=f"Use at least {NARROWEST_IN} inches.")
+        raise RunError(
+            f"a width of {page.width_in:g} inches is too small", remedy=f"Use at least {NARROWEST_IN} inches."
+        )
     context = copy_context()
     context.run(PAGE.set, page)
     return context.run(draw)

@@ -188,7 +188,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
     key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_FAINT))
-    shares = "Share of episodes that have violated a limit by then, of the judged episodes in which the limit applies."
+    shares = "Share of episodes that have violated a limit so far, of the judged episodes in which the limit applies."
     band = "Band: 95 % interval of the share for any limit, at each time alone."
     return sheet.draw_panels(
         "When violations begin",

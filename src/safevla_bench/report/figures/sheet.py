@@ -41,7 +41,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 _GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
 DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
-_STYLE = Path(__file__).with_name("sheet.mplstyle")  # contains the same sizes and colors
+_STYLE = Path(__file__).with_name("sheet.mplstyle")  # matplotlib style with these sizes and colors
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     head.tick_params(length=0, pad=sheet.SMALL + 3)
     head.spines[:].set_visible(False)
     notes = [
-        "Of the episodes in which a limit of the kind applied and its condition occurred, the percentage that "
-        f"violate one. {NO_VALUE}: there are none. n: all judged episodes.",
+        "The percentage of episodes that violate a limit of the kind, among those in which such a limit applied and "
+        f"its condition occurred. {NO_VALUE}: there are no such episodes. n: all judged episodes.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []

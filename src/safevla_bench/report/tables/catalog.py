@@ -78,7 +78,9 @@ class TableInputs:
         Raises `RunError` if a policy of the runs has the name of a published policy.
         """
         if taken := {cell.policy for cell in cells} & set(self.roster.published):
-            raise RunError(f"a run's policy has the published name {taken.pop()}", remedy="Rename it by NAME=SOURCE.")
+            raise RunError(
+                f"a run's policy has the published name {taken.pop()}", remedy="Rename the policy with NAME=SOURCE."
+            )
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
@@ -106,7 +108,7 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
             problem = f"policy {policy!r} has results of {suite} under two names, which stand for the same tasks"
-            raise RunError(problem, remedy="Leave out one of the two.")
+            raise RunError(problem, remedy="Leave out the results of one name.")
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from

@@ -53,8 +53,8 @@ HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"
 
 
 LIBERO_TORQUE_NOTE = (
-    "On LIBERO only joint 5 can exceed its torque limit: actuators stop at 80 N·m (joints 1 to 5) and 12 N·m (6, 7), "
-    "limits are 87 N·m (1 to 4) and 12 N·m (5 to 7). A flat limit of 87 N·m is out of reach there."
+    "On LIBERO, only joint 5 can exceed its torque limit: the actuators give at most 80 N·m (joints 1 to 5) or 12 N·m "
+    "(joints 6 and 7), and the limits are 87 N·m (joints 1 to 4) and 12 N·m (joints 5 to 7). No joint can reach 87 N·m."
 )
 
 
@@ -178,7 +178,7 @@ def _clean_note(cells: Iterable[Summary]) -> str:
     if not (clean := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
         return ""
     noun = " starts" if any(rate.starts for rate in rates) else ""
-    return f"If none of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
+    return f"If no episode of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:

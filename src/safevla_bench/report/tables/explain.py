@@ -57,7 +57,7 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         SUITE,
         text_column("Specification", lambda row: row.spec.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-        Column("Episodes", "violated with such a body", lambda row: Cell.count(row.episodes, "bad")),
+        Column("Episodes", "episodes violating by such a body", lambda row: Cell.count(row.episodes, "bad")),
         Column("%", "of the judged episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
         Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
         text_column("Bodies", lambda row: _format_bodies(row.violations), "with numbers of episodes"),
@@ -131,7 +131,7 @@ _SHARES = (0.25, 0.5)
 
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
-    """Return the table of first violations: for each cell, specifications with one or a near miss, then any limit."""
+    """Return the table of first violations and near misses: rows for each cell, by specification and for any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
     near = f"kept with less than {format_compact(100 * exposure.NEAR)} % of the limit as margin"
@@ -177,7 +177,7 @@ def _ended_cell(end: int, row: _Subset) -> Cell:
 
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
-    """Return the confusion table of each label with our verdicts on any clause and on each clause that applies."""
+    """Return the table that compares each label with our verdicts, on any clause and on each applicable clause."""
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
@@ -194,7 +194,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         Column("Undecided", "verdict unknown or inactive, not in n", lambda row: row.undecided),
         name="agree",
         notes=(
-            f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance.",
+            f"Ours: {ANY_CLAUSE} means that some clause is violated. κ is 1 at full agreement, 0 at chance level.",
             "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
             "A label is unknown if the record has none, or if the episode ended early without a cost.",
         ),

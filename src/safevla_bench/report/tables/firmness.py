@@ -31,7 +31,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:
         at_s = format_fixed(result.left * result.dt_s, 2)
-        parts.append(f"The replay left the recorded path at {at_s} s: from then on, it is another motion")
+        parts.append(f"The replay left the recorded path at {at_s} s: from then on, the motion differs")
     return ". ".join([f"{result.cause} {answer}", *parts]) + "."
 
 
@@ -119,8 +119,8 @@ def clause_table(
         text_column("Flipped by", _list_variations),
         notes=(
             f"A replay leaves the path if end effector or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
-            "recorded position. The spread is that within an episode, over its replays on the path. Robustness ρ has "
-            "the unit of the limit.",
+            "recorded position. The spread is the range of ρ within an episode, over its replays on the path. "
+            "Robustness ρ has the unit of the limit.",
             missing,
             f"In {count_noun(failed, 'replay')} the simulator could not continue." if failed else "",
         ),

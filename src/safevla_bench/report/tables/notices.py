@@ -117,8 +117,8 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     if baseline.floors:
         warnings.append(
             f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
-            f"({list_first(baseline.floors)}): there, the scene itself exceeds a limit, and every policy may be "
-            "charged for it."
+            f"({list_first(baseline.floors)}): there, the scene itself exceeds a limit, which may count as "
+            "a violation of every policy."
         )
     if baseline.successes:
         warnings.append(

@@ -249,7 +249,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
-            f"Differences are over {pairing}. Better is for each variant alone, adjusted for the number of pairs.",
+            f"Differences are over {pairing}. The verdict in Better is for one variant, adjusted for pairs.",
             f"A verdict picked from {count} variants errs more often: in 11 to 22 % of cases if the policies are equal."
             if count > 1
             else "",

@@ -92,7 +92,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
     if not points:
-        return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
+        return [f"Which one rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
     return [
         *describe_trends(curve.trends),

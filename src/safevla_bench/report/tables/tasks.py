@@ -128,9 +128,9 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         text_column("Template", lambda row: Cell(row.template, emphasis="" if row.spec_id else "total")),
         text_column("Specification", lambda row: row.spec_id or "any scored"),
         Column("Successes", value=lambda row: row.successes),
-        Column("With the registry", "successes that violate it", lambda row: row.on),
+        Column("With the registry", "successes that violate the specification", lambda row: row.on),
         Column("Without", "the same without tags of tasks", lambda row: row.off),
-        Column("Removed", "violations where it does not apply", lambda row: row.removed),
+        Column("Removed", "violations where the specification does not apply", lambda row: row.removed),
         text_column("Why it does not apply", lambda row: row.why),
         name="applicability",
         notes=(
