@@ -66,7 +66,7 @@ def _claim(path: Path) -> bool:
         _claims[path] = lock_folder(path)
         call_at_exit(release_claims)
         return True
-    if not (path / RUN).exists():  # another process has just made it, or died before it wrote run.json
+    if not (path / RUN).exists():  # another process has just made the folder, or died before writing run.json
         return False
     try:
         known = json.loads((path / RUN).read_bytes())

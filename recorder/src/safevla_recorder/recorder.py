@@ -145,7 +145,7 @@ class EpisodeLog(ABC):
                 self.decode_pending()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts are left out; list and pairs are sorted."""
+        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
         self.require_episode()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
@@ -211,7 +211,7 @@ class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: that of a recorder, or the ended episode of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts are left out; list and pairs are sorted."""
+        """Return the body pairs whose resting or mechanical contacts are left out, as a sorted list of sorted pairs."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records so far as one episode with that header, whose fields are `HEADER_FIELDS`."""
@@ -344,7 +344,7 @@ class EpisodeRecorder(EpisodeLog):
         self._contacts = _ContactBuffer(scene)
         self._torques: list[Floats] = []
         self._bodies: tuple[str, ...] = ()  # the bodies with poses, in the order of record 0
-        self._families: Mapping[str, object] = {}  # the families of record 0
+        self._families: Mapping[str, object] = {}  # which readings record 0 has, and their sizes
         self._has_contacts = False
         self._substeps = 0
         self._geometry: Geometry | None = None

@@ -285,7 +285,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
-        yield f"Forces are not comparable: {named} has net forces of two bodies, others have forces of contacts."
+        yield f"Forces are not comparable: in {named} they are net forces of two bodies, in others of contacts."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"No specification reached a verdict for {silent}. There, and over all suites, only SR is compared."
     if stopped := ", ".join(name_stopped_suites(results)):

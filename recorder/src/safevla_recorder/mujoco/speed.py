@@ -400,7 +400,7 @@ class _Controller:
         mass = data.qM.take(self._entries)
         if self._are_apart:
             mass[self._apart] = 0.0
-        controller.mass_matrix = mass.T  # symmetric, in robosuite's order
+        controller.mass_matrix = mass.T  # the same symmetric matrix, with robosuite's memory order
         controller.new_update = False
 
 
