@@ -105,7 +105,7 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return a unit's symbol and the factor for its values. Meters become mm, with 1000, if `limit` is below 0.1 m."""
+    """Return a unit's symbol and the factor for its values. Meters become mm (times 1000) for a `limit` below 0.1 m."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _DISPLAY.get(unit, unit), 1
@@ -119,7 +119,7 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value in a unit that fits `limit` (None: fits the value), as 8.2 mm for 0.0082 m; a dash for None."""
+    """Return a value in a unit that suits `limit` (default: the value): 8.2 mm for 0.0082 m; a dash for None."""
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)

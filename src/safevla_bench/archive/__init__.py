@@ -50,8 +50,8 @@ def detect_suffix(path: Path) -> str:
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
-    Nothing is raised: a `RecordError` is also yielded for a missing, damaged or unsupported file, and for an episode id
-    that a policy already has. `wanted` holds the indices of the episodes to read, counted over all files; None = all
+    Nothing is raised: a `RecordError` is also yielded for a missing, damaged or unsupported file, and for a repeated
+    episode id of a policy. `wanted` holds the indices of the episodes to read, counted over all files; None = all
     episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
     """
     selection = EpisodeSelection(wanted)

@@ -194,5 +194,5 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     if any(values.ndim != 1 for values in contacts.values()):
         refuse_field("a column is not a list of numbers", "Write one value per contact.", "contacts")
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
-        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # one NaN for all formats
+        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # all NaNs get the same bits
     return ContactList(**contacts)

@@ -1,7 +1,7 @@
 """The portable format of one episode: JSON as in the paper's Appendix B, with the schema `Trajectory`.
 
 A field of a step, such as `contacts`, must be in every step or in none. A missing field was not measured; an empty list
-means no contact. A field of poses has the same bodies in every step. Unknown fields are ignored.
+of contacts means no contact. A field of poses has the same bodies in every step. Unknown fields are ignored.
 
 The readers of all formats use this module's limits, selection of episodes, strict JSON parser, and checks of shapes.
 """

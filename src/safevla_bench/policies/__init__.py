@@ -63,7 +63,7 @@ def runs_code(spec: str) -> bool:
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a policy that runs code, reads a file or sends a key, so only a trusted file may name it."""
+    """Return the call of a policy that runs code, reads a file or sends a key, as only trusted files may request it."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,7 +72,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` instead of making `spec`; raise `PolicyError` for an unknown name or a secret argument."""
+    """Return `noop` instead of the policy `spec`; raise `PolicyError` for an unknown name or a secret argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 

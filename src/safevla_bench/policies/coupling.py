@@ -338,7 +338,7 @@ class DelayedPolicy:
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Header fields with the number of answers and their mean and largest delay in steps; {} without delays."""
+        """Header fields with the number of answers and their mean and largest delay in steps; {} if none was late."""
         if not any(self._late):
             return {}
         counts = {"answers": len(self._late), "mean_steps": float(np.mean(self._late)), "most_steps": max(self._late)}
@@ -419,7 +419,7 @@ class Coupler:
     """Connects a policy to environments through its filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter, and its monitor by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
+        """Make the filter, and a monitor judging by `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -445,7 +445,7 @@ class Coupler:
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
-            problem = f"{name} gives poses, and no pose means that the arm holds still"
+            problem = f"{name} gives poses, and for poses there is no still action"
             raise PolicyError(problem, remedy="Use a filter of your own for poses (python:module:Class), and no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:

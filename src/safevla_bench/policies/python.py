@@ -133,7 +133,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """
     if observation.arms:
         names = ", ".join(observation.arms)
-        raise PolicyError(f"libero_state needs a single arm, but there are {names}", remedy="Read observation.arms.")
+        raise PolicyError(f"libero_state needs a single arm, but the arms are {names}", remedy="Read observation.arms.")
     rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
@@ -298,7 +298,9 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
             "Load the policy in an environment with lerobot and safevla-bench, and serve it: docs/howto/servers.md."
         )
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    remedy = "Check that this version of LeRobot saved the policy and its processors, and that libraries are installed."
+    remedy = (
+        "Check that this LeRobot version saved the policy and its processors, and that all libraries are installed."
+    )
     with blame_foreign(f"LeRobot cannot load {path}", remedy):
         config = PreTrainedConfig.from_pretrained(path)
         _require_dialect(config, dialect)
@@ -325,7 +327,9 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
     mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
     if mode not in (None, _EE6D):
         problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"
-        raise PolicyError(problem, remedy="LeRobot evaluates no such policy on LIBERO: call it from a python: policy.")
+        raise PolicyError(
+            problem, remedy="LeRobot evaluates no such policy on LIBERO. Write a python: policy that calls it."
+        )
     if (mode is None) == (dialect.file.release == _XVLA_RELEASE):
         fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"

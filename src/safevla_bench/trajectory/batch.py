@@ -99,7 +99,7 @@ class Contacts:
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
-        """Join the contacts of successive records; each part's shift is added to its body indices."""
+        """Join the contacts of successive records; each part's shift is added to the part's body indices."""
         return cls(
             present=present,
             starts=_join_starts([part.starts for part in parts]),
@@ -227,7 +227,7 @@ class Batch:
         return {k: times - times[0] for k, times in rows.items()}
 
     def channel(self, name: str) -> Channel:
-        """Return a channel of `ROWS`, without values if the batch lacks it. Raises `SafevlaError` for another name."""
+        """Return a channel of `ROWS`; it has no values if the batch lacks it. Raises `SafevlaError` for other names."""
         _require_name(name, _ROW_NAMES, "rows")
         channel: Channel = self.further.get(name) or getattr(self, name, None) or absent_channel(len(self))
         return channel

@@ -192,7 +192,7 @@ def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
 
 def read_count(replay: Mapping[str, object], name: str) -> int | None:
     """Return a count in a replay's facts about its recording: `EARLIER_RESETS`, or the settling steps (`WAIT_STEPS`).
-    None if it is missing, or not an integer from 0 to `MOST_RESETS`.
+    None if the count is missing, or not an integer from 0 to `MOST_RESETS`.
     """
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)
@@ -200,7 +200,7 @@ def read_count(replay: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`, [E]; for `REPLAY`, whether it has that field."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]; for `REPLAY`, whether it has this field."""
     if mark == REPLAY:
         return tuple(map(bool, replay_fields(batch)))
     return tuple(fields.get(mark) is True for fields in header_fields(batch))

@@ -256,7 +256,7 @@ def _check_header(header: Header) -> None:
             _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller integer.")
     if header.schema_version != header.expected_version:
         remedy = (
-            "This version of safevla-bench reads version 1, or 2 for records with `arms`; a newer one may read more."
+            "This version of safevla-bench reads version 1, or 2 for records with `arms`; newer versions may read more."
         )
         _refuse(header, "schema_version", f"the record has version {header.schema_version}", remedy)
     if header.outcome not in (None, *OUTCOMES):
@@ -264,7 +264,12 @@ def _check_header(header: Header) -> None:
         _refuse(header, "outcome", f"unknown outcome {header.outcome!r}", remedy)
     if header.outcome is not None and header.success != (header.outcome == "success"):
         problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
-        _refuse(header, "outcome", problem, "Success must be true for the outcome 'success' and false for all others.")
+        _refuse(
+            header,
+            "outcome",
+            problem,
+            "Success must be true for the outcome 'success' and false for all other outcomes.",
+        )
     if not _SHORTEST_DT_S <= header.dt <= LARGEST:
         _refuse(header, "dt", f"dt is {header.dt!r}", "Write the control step in seconds, above zero.")
     limits = header.joint_torque_limit_nm
@@ -304,7 +309,9 @@ def _check_arms(batch: Batch, e: int) -> None:
         _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
     for body, arm in (header.arm_bodies or {}).items():
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
-            remedy = f"Map bodies of the robot to one of the `arms`: {', '.join(arms or ('there are none',))}."
+            remedy = (
+                f"Map only bodies of the robot, and to one of the `arms`: {', '.join(arms or ('there are none',))}."
+            )
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
     counts, joints = header.arm_joints, sum(header.arm_joints or ())
     if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
@@ -351,7 +358,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
         quats = values.reshape(-1, spec.row_size)
-        half_turns = np.flatnonzero(quats[:, 0] == 0)  # usually few
+        half_turns = np.flatnonzero(quats[:, 0] == 0)  # usually few rows
         for row in half_turns[~quats[half_turns].any(axis=1)][:1]:
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
@@ -458,4 +465,4 @@ def _check_subgoals(batch: Batch) -> None:
             problem = "two sub-goals have the same name"
         else:
             continue
-        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write one name for each number of subgoals, all different.")
+        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write a different name for each value of `subgoals`.")

@@ -42,8 +42,8 @@ _UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
 _TURN_SHARE = 0.3  # largest rotation command, as a share of the hand's speed; the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less than this in these steps touches a body
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves [m] and turns [rad] less than this in these steps is stuck
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a fast hand that moves less than _STOPPED_M in _STOPPED_STEPS touches a body
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # a base that moves and turns less than _STUCK_M [m, rad] in _STUCK_STEPS is stuck
 
 
 class MobileRobot(Robot):

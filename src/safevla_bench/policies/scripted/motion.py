@@ -161,7 +161,7 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, of the prism `hull` out from under obstacles, at least `beside_m`
-    away from them, seen from above; zeros if no move is needed. Only obstacles above its top are considered.
+    away from them, seen from above; zeros if no move is needed. Only obstacles above the prism are considered.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]

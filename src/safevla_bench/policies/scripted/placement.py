@@ -73,7 +73,7 @@ RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])  # arm's base in LIBERO's scenes, seen from above, within a few centimeters
 COMFORTABLE_REACH_M = 0.60  # beyond this distance, a high hand stretches the elbow to its joint limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as shares of half its length
-SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align it
+SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align the object
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # number of equal requests to test whether a server repeats its answers; the first may compile the model
-_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # lengths of readings for dialects
+_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # length of each reading in dialects
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,7 +214,7 @@ class ChunkedPolicy(ChunkQueue):
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the current chunk, [A], or the first action of a new chunk if it is used up.
+        """Return the next action of the current chunk, [A]; after the last action, the first action of a new chunk.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.

@@ -78,10 +78,10 @@ class Codec:
                 value = decode_json(message, object) if self.is_json else msgspec.msgpack.decode(message)
             return self._restore_arrays(value, Counter(values=MAX_VALUES))
         except DamageError as error:
-            raise PolicyError(f"a message that cannot be read: {error.problem}", remedy=_REMEDY) from None
+            raise PolicyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
             reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise PolicyError(f"a message that cannot be read: {reason}", remedy=_REMEDY) from None
+            raise PolicyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
@@ -105,7 +105,7 @@ class Codec:
 
 
 def _too_many_values() -> PolicyError:
-    return PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
+    return PolicyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
 # Maps from a MessagePack value's first byte to the size of its length field (`_LENGTHS`) or fixed content (`_FIXED`).
@@ -139,12 +139,12 @@ def _require_few_values(message: bytes) -> None:
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
     if isinstance(text, list):  # a list of the fields of a record, as in msgpack_numpy
-        raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
+        raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("the dtype is not a plain name")
     dtype = np.dtype(text)
     if dtype.kind not in _KINDS:
-        raise InvalidActionError(f"an array of dtype {dtype}, where integers or floats belong", remedy=_REMEDY)
+        raise InvalidActionError(f"an array of dtype {dtype} instead of integers or floats", remedy=_REMEDY)
     if not dtype.itemsize:
         raise ValueError(f"arrays of {text!r} cannot be read")
     return dtype
@@ -155,7 +155,7 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
     if len(shape) > _AXES or not all(type(side) is int and side >= 0 for side in shape):
-        raise ValueError(f"an array of shape {shape[: _AXES + 1]}")
+        raise ValueError(f"an array cannot have the shape {shape[: _AXES + 1]}")
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes do not fit an array of {kind} with the shape {shape}")
     return _check_text(np.ndarray(shape, kind, data))

@@ -115,7 +115,7 @@ def read_key(key_file: str | None = None) -> str | None:
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
     """Return the address of the first server in the list that answers; the list is retried until the connection
     timeout. `attempt` tries an address until a monotonic time, and returns None if the server answers, else the reason
-    for the failure. Raises `ServerUnreachableError` if none answers, and the errors of `attempt`.
+    for the failure. Raises `ServerUnreachableError` if no server answers, and the errors of `attempt`.
     """
     until = time.monotonic() + endpoint.connect_s
     while True:
@@ -175,7 +175,9 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that does not mean success."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
-        return PolicyError(problem, remedy=f"Put the server's key into the variable {KEY}, or pass key_file=FILE.")
+        return PolicyError(
+            problem, remedy=f"Put the server's key into the environment variable {KEY}, or pass key_file=FILE."
+        )
     problem = f"{address} answers, but not like a policy server of this kind (HTTP {status})"
     return PolicyError(problem, remedy="Check the kind, the address and the port of the policy server.")
 

@@ -42,7 +42,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     listed: Literal["paper", "board", "harness"] = "paper"
     """Publisher of the numbers: the paper, the board of the paper's authors, or the project vla-evaluation-harness."""
     training: str | None = None
-    auxiliary: bool = False  # whether it is in the paper's Table 6, outside the main results
+    auxiliary: bool = False  # whether the entry is in the paper's Table 6, outside the main results
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()  # open or assumed facts, which neither paper nor project states
 
@@ -62,7 +62,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
-    """Return all entries: the paper's main entries, the paper's auxiliary entries, then the others."""
+    """Return all entries: the paper's main entries, the paper's auxiliary entries, then all other entries."""
     return read_shipped(__package__, "entries.toml", dict[str, tuple[PaperEntry, ...]])["entries"]
 
 

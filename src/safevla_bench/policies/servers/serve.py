@@ -58,7 +58,7 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make `copies` policies; raise `PolicyError` if they want privileged state or too many cameras."""
+        """Make `copies` policies; raise `PolicyError` if the policy wants privileged state or too many cameras."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         self._free.put(first := make())
@@ -129,7 +129,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
         try:
             if not free:
                 connected.close()
-            handle(connected, address)  # for a closed connection, this ends the handshake
+            handle(connected, address)  # the call ends the handshake of a closed connection
         finally:
             if free:
                 places.release()

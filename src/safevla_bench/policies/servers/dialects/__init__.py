@@ -297,7 +297,10 @@ def _with_image_size(dialect: Dialect, text: str) -> Dialect:
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
-        problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
+        problem = (
+            f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, "
+            f"which shows {len(defaults)} camera(s)"
+        )
         raise PolicyError(
             problem, remedy=f"Name as many cameras, such as cameras={','.join(defaults)}; `{NONE}` sends no image."
         )
