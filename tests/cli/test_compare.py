@@ -132,7 +132,7 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     (sweep,) = safevla.json("sensitivity", shipped, "--sweep", "force=100:500:3")
     assert sweep["thresholds"] == [100.0, 300.0, 500.0]
     names = [variant["variant"] for variant in sweep["ranking"]["variants"]]
-    assert names == ["as it stands", "force=100", "force=300", "force=500"]
+    assert names == ["as in the library", "force=100", "force=300", "force=500"]
     safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
 
 

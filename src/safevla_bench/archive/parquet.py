@@ -122,7 +122,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
             with closing(_read_ahead(calls)) as loaded:  # ends the reading thread before the file is closed
                 for (_, size, first), rows in zip(chosen, loaded, strict=True):
                     if isinstance(rows, RecordError):
-                        problem = f"rows {first} to {first + size - 1} cannot be read: {rows.problem}"
+                        problem = f"rows {first} to {first + size - 1}: {rows.problem}"
                         yield DamageError(problem, episodes=size, remedy=rows.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, rows)

@@ -264,7 +264,9 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
             break
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
         numbers = [child for child in layer if isinstance(child, float)]
-        _check_rule(all(map(math.isfinite, numbers)), "a value is not a finite number", "Write null for an unknown number.")
+        _check_rule(
+            all(map(math.isfinite, numbers)), "a value is not a finite number", "Write null for an unknown number."
+        )
         layer = [child for child in layer if isinstance(child, dict | list)]
     _check_rule(not layer, f"the nesting is more than {MAX_DEPTH} levels deep")
     return extra

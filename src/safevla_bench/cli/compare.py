@@ -295,7 +295,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
     rankings: list[Table] = []
     for request in requests:
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
-        stands = curves.ThresholdVariant("as it stands", {})
+        stands = curves.ThresholdVariant("as in the library", {})
         ranking = _rank_policies(judged, [stands, *curves.sweep_variants(judged.library, request)])
         variants = sensitivity.name_variants(result, as_it_stands)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})

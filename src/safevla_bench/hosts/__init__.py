@@ -35,7 +35,7 @@ GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"  # entry-point group; `module:attribute` holds the path of a host's tags file
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
-_REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
+_REGISTRIES = PluginGroup(REGISTRIES, "registry of host", "Registries", HostError)
 
 
 def host_names() -> tuple[str, ...]:

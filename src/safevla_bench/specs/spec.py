@@ -120,7 +120,7 @@ class Library:
             return rethresholded[0]
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
-            remedy = f"ids similar to it: {', '.join(close)}" if close else f"it has: {', '.join(self._by_id)}"
+            remedy = f"ids similar to it: {', '.join(close)}" if close else f"its ids: {', '.join(self._by_id)}"
             raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
         return current_id
 
