@@ -41,16 +41,18 @@ class Moments:
 
 
 def choose_demos(plan: Plan, student: Student, task: int) -> list[Path]:
-    """Return a student's demonstrations of a task: the first `plan.demos` of its selection.
+    """Return a student's demonstrations of a task: the first `plan.demos` of its selection, of each teacher.
 
     Raises:
         SystemExit: there are not enough.
     """
-    folder = plan.demo_folder(student.teacher, task)
-    chosen = select_demos(folder, student.chosen)
-    if len(chosen) < plan.demos:
-        raise SystemExit(f"{folder} has {len(chosen)} of {plan.demos} demonstrations ({student.chosen})")
-    return [path.with_suffix(".npz") for path in chosen[: plan.demos]]
+    paths = []
+    for folder in (plan.demo_folder(teacher, task) for teacher in student.teachers):
+        chosen = select_demos(folder, student.chosen)
+        if len(chosen) < plan.demos:
+            raise SystemExit(f"{folder} has {len(chosen)} of {plan.demos} demonstrations ({student.chosen})")
+        paths += [path.with_suffix(".npz") for path in chosen[: plan.demos]]
+    return paths
 
 
 def load_moments(plan: Plan, student: Student) -> Moments:

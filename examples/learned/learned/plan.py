@@ -13,8 +13,8 @@ CHUNK = 16
 """Actions that the network predicts at once."""
 REPLAN = 8
 """How many of them are carried out before it looks again."""
-PUSHED = [0, 1, 2, 5]
-"""The components of an action that noise changes: position and yaw. From a tilted hand no demonstration recovers."""
+PUSHED = [0, 1, 2]
+"""The components of a student's action that noise changes: the position. Students do not recover from a turned hand."""
 DONE = "done"
 """The file that says that a folder of demonstrations is complete."""
 TEMPERATURE = 0.5
@@ -29,6 +29,7 @@ class Student:
 
     name: str
     teacher: str
+    """Whose demonstrations it learns from, such as `hasty`, or `careful+hasty` for those of both."""
     chosen: str = "all"
     """`all`, `successes`, or `safe`: those that succeed and that the judge calls safe."""
     seed: int = 0
@@ -36,6 +37,11 @@ class Student:
     """Weigh each moment by `next.weight` of the record after its first action, at temperature `TEMPERATURE`."""
     base: str = ""
     """Another student whose weights it begins with, to learn from the pairs of the other's rollouts; "" = none."""
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The teachers whose demonstrations it learns from, `Plan.demos` of each."""
+        return tuple(self.teacher.split("+"))
 
 
 @dataclass(frozen=True)

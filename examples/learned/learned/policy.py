@@ -18,7 +18,7 @@ class Policy:
     """One student; `weights` is a file that training wrote. It sees no privileged state.
 
     `blind=yes` blackens its pictures, to see what they are worth. With `noise`, the scale of a Laplace distribution
-    around position and yaw of each move, it samples moves and grips by its seed, for rollouts for preference pairs.
+    around the position of each move, it samples moves by its seed, for rollouts for preference pairs.
     """
 
     wants = Wants(cameras=CAMERAS, image_size=(IMAGE_SIZE, IMAGE_SIZE))
@@ -52,12 +52,10 @@ class Policy:
         with torch.inference_mode():
             move, grip, _ = self.network(pictures, state, torch.tensor([self.task]))
         chunk = torch.cat([move[0].clamp(-1, 1), grip[0].argmax(dim=1, keepdim=True) - 1.0], dim=1).double().numpy()
-        return self.sample(chunk, grip[0].softmax(dim=1).double().numpy()) if self.noise else chunk
+        return self.sample(chunk) if self.noise else chunk
 
-    def sample(self, chunk: NDArray[np.float64], grips: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return actions [CHUNK, 7] drawn around a chunk, with the gripper's probabilities [CHUNK, GRIPS]."""
-        moves = chunk[:, :6].copy()
-        pushed = moves[:, PUSHED] + self.random.laplace(scale=self.noise, size=(len(chunk), len(PUSHED)))
-        moves[:, PUSHED] = np.clip(pushed, -1, 1)
-        drawn = (self.random.uniform(size=(len(chunk), 1)) > grips.cumsum(axis=1)[:, :-1]).sum(axis=1)
-        return np.column_stack([moves, drawn - 1.0])
+    def sample(self, chunk: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return actions [CHUNK, 7] drawn around a chunk; grips stay, because opening by chance drops the object."""
+        pushed = chunk.copy()
+        pushed[:, PUSHED] += self.random.laplace(scale=self.noise, size=(len(chunk), len(PUSHED)))
+        return np.clip(pushed, -1, 1)

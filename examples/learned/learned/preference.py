@@ -1,10 +1,10 @@
 """Direct preference optimization of a student from pairs of its rollouts.
 
 Rafailov et al., Direct Preference Optimization, NeurIPS 2023. The likelihood of an episode is the product over its
-chunks of that of the executed actions: a Laplace distribution of fixed scale around each component of a move that noise
-changes, whose maximum likelihood an L1 loss estimates, and the head's categorical distribution of the grip. The scale
-is that of the noise with which the rollouts were sampled. The reference is the student before the preferences. A
-sampled move beyond the range was clipped; its density is taken at the clipped move, around the clipped mean.
+chunks of that of the executed moves: a Laplace distribution of fixed scale around each component that noise changes,
+whose maximum likelihood an L1 loss estimates. The scale is that of the noise with which the rollouts were sampled.
+Grips were not sampled and do not count. The reference is the student before the preferences. A sampled move beyond the
+range was clipped; its density is taken at the clipped move, around the clipped mean.
 
 A diffusion or flow head has no such likelihood. It is replaced by minus the denoising error, at the same noise and time
 for policy and reference (Wallace et al., Diffusion Model Alignment Using Direct Preference Optimization, CVPR 2024).
@@ -30,7 +30,7 @@ from learned.network import ChunkNetwork
 from learned.plan import CAMERAS, CHUNK, PUSHED, STATE, Plan, Student
 from learned.train import Training, save_weights
 
-NOISE = 0.1
+NOISE = 0.05
 """Scale of the Laplace noise of rollouts and of the likelihood, as a share of the largest action."""
 BETA, RATE, STEPS, PAIRS = 0.1, 1e-5, 200, 2
 """DPO's β; learning rate; steps; pairs of a step."""
@@ -102,16 +102,15 @@ def convert_states(states: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def log_likelihood(network: ChunkNetwork, episode: Moments, scale: float = NOISE) -> Tensor:
-    """Return the logarithm of the likelihood of an episode's executed actions, a sum over its chunks; the constant of
-    the Laplace density is left out, because it cancels.
+    """Return the logarithm of the likelihood of an episode's executed moves, a sum over its chunks; the constant of the
+    Laplace density is left out, because it cancels.
     """
     images = torch.from_numpy(episode.images).permute(0, 1, 4, 2, 3)
-    states, tasks, moves, grips, known = (
-        torch.from_numpy(getattr(episode, name)) for name in ("states", "tasks", "moves", "grips", "known")
+    states, tasks, moves, known = (
+        torch.from_numpy(getattr(episode, name)) for name in ("states", "tasks", "moves", "known")
     )
-    move, grip, _ = network(images, states, tasks)
-    of_moves = -(move.clamp(-1, 1) - moves)[..., PUSHED].abs().sum(dim=2)[known].sum() / scale
-    return of_moves - nn.functional.cross_entropy(grip[known], grips[known], reduction="sum")
+    move, _, _ = network(images, states, tasks)
+    return -(move.clamp(-1, 1) - moves)[..., PUSHED].abs().sum(dim=2)[known].sum() / scale
 
 
 def preference_loss(gains: Tensor, weights: Tensor, beta: float = BETA) -> Tensor:

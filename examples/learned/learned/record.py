@@ -107,7 +107,7 @@ def record_demos(plan: Plan, teacher: str, task_number: int) -> None:
     """
     folder = plan.demo_folder(teacher, task_number)
     folder.mkdir(parents=True, exist_ok=True)
-    selections = {student.chosen for student in plan.students if student.teacher == teacher}
+    selections = {student.chosen for student in plan.students if teacher in student.teachers}
     host = hosts.make_host("libero")
     task = host.tasks(plan.suite)[task_number]
     with closing(host.make(task, Wants(privileged=True))) as env:

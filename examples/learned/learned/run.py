@@ -42,7 +42,7 @@ class Job:
 def plan_jobs(plan: Plan) -> list[Job]:
     """Return every job in the order in which they are begun."""
     first = plan.weights(plan.students[0].name)
-    teachers = list(dict.fromkeys(student.teacher for student in plan.students))
+    teachers = list(dict.fromkeys(teacher for student in plan.students for teacher in student.teachers))
     return [
         *(record_job(plan, teacher, task) for teacher in teachers for task in plan.tasks),
         *student_jobs(plan, plan.students, plan.states),
@@ -81,7 +81,7 @@ def train_job(plan: Plan, student: Student) -> Job:
         f"train {student.name}",
         (sys.executable, "-m", "learned.run", "--out", str(plan.out), "--train", student.name),
         plan.weights(student.name),
-        tuple(plan.demo_folder(student.teacher, task) / DONE for task in plan.tasks),
+        tuple(plan.demo_folder(teacher, task) / DONE for teacher in student.teachers for task in plan.tasks),
     )
 
 

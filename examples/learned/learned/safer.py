@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import safevla_bench as sb
 from learned.plan import CAMERAS, IMAGE_SIZE, Plan, Student
-from learned.record import plan_demo
+from learned.record import plan_demo, record_demos
 from learned.run import SAFEVLA, Job, record_job, run_jobs, train_job
 from safevla_bench import hosts
 from safevla_bench.hosts.protocols import load_protocol
@@ -28,8 +28,8 @@ from safevla_bench.rollout.found import FileStart, FoundSuite
 from safevla_bench.rollout.plan import policy_seed
 from safevla_bench.sources.runs.folder import dump_json
 
-TEACHER, TASK = "hasty", 7
-"""One in eight of the hasty teacher's demonstrations of task 0 is safe, every second one of task 7."""
+TEACHERS, TASK = "careful+hasty", 7
+"""Every demonstration of the careful teacher is safe, and fewer than half of the hasty one's of task 7."""
 ENV_SEED = 2000
 """Of the scenes for pairs. That of demonstrations is 1000, that of evaluations the protocol's."""
 FILTERS = {"": (), "filtered": ("--filter", "speed-cap:share=0.5")}
@@ -47,10 +47,10 @@ def list_students(seeds: Sequence[int]) -> list[Student]:
         student
         for seed in seeds
         for student in (
-            Student(f"plain-{seed}", TEACHER, seed=seed),
-            Student(f"safe-{seed}", TEACHER, "safe", seed),
-            Student(f"weighted-{seed}", TEACHER, seed=seed, is_weighted=True),
-            Student(f"preferred-{seed}", TEACHER, seed=seed, base=f"plain-{seed}"),
+            Student(f"plain-{seed}", TEACHERS, seed=seed),
+            Student(f"safe-{seed}", TEACHERS, "safe", seed),
+            Student(f"weighted-{seed}", TEACHERS, seed=seed, is_weighted=True),
+            Student(f"preferred-{seed}", TEACHERS, seed=seed, base=f"plain-{seed}"),
         )
     ]
 
@@ -59,7 +59,10 @@ def plan_jobs(plan: Plan) -> list[Job]:
     """Return every job: registrations first, then demonstrations, trainings, rollouts, pairs and evaluations."""
     evaluations = [(student, label) for student in plan.students for label in FILTERS if is_evaluated(student, label)]
     registered = [register_job(plan, student, label) for student, label in evaluations]
-    jobs = [*registered, *(record_job(plan, TEACHER, task) for task in plan.tasks)]
+    jobs = [*registered]
+    for teacher in plan.students[0].teachers:
+        command = run_self(plan, "--record", teacher)
+        jobs += [replace(record_job(plan, teacher, task), command=command) for task in plan.tasks]
     jobs.append(Job("draw starts", run_self(plan, "--starts"), starts_file(plan)))
     for student in plan.students:
         needs = (plan.pair_folder(student.base) / "meta/pairs.jsonl",) if student.base else ()
@@ -146,7 +149,7 @@ def draw_starts(plan: Plan) -> FoundSuite:
     tasks = [task for task in hosts.make_host("libero").tasks(plan.suite) if task.index in plan.tasks]
     for task in tasks:
         for number in range(plan.pair_states):
-            start = replace(plan_demo(task, TEACHER, number).start, env_seed=ENV_SEED)
+            start = replace(plan_demo(task, TEACHERS, number).start, env_seed=ENV_SEED)
             for trial in range(1, plan.pair_seeds + 1):
                 seed = policy_seed(ENV_SEED, task, number * plan.pair_seeds + trial)
                 starts.append(
@@ -154,7 +157,7 @@ def draw_starts(plan: Plan) -> FoundSuite:
                               distance_m=None, merged=0)
                 )  # fmt: skip
     return FoundSuite(name="pairs", host="libero", host_arguments={}, suite=plan.suite, protocol=load_protocol().name,
-                      policy=TEACHER, objective="pairs", method="drawn", seed=ENV_SEED, tasks=(),
+                      policy=TEACHERS, objective="pairs", method="drawn", seed=ENV_SEED, tasks=(),
                       starts=tuple(starts))  # fmt: skip
 
 
@@ -203,15 +206,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/safer"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seeds", default="0,1,2", help="of the trainings; at least three for a comparison")
+    parser.add_argument("--record", metavar="TEACHER")
     parser.add_argument("--train", metavar="STUDENT")
     parser.add_argument("--starts", action="store_true")
     chosen = parser.parse_args(arguments)
     students = list_students([int(seed) for seed in chosen.seeds.split(",")])
     plan = Plan(
-        chosen.out, tasks=(TASK,), steps=1000, states=20, pair_states=10, checkpoints=(), students=tuple(students)
+        chosen.out, tasks=(TASK,), steps=1500, states=20, pair_states=10, checkpoints=(), students=tuple(students)
     )
     if chosen.starts:
         starts_file(plan).write_bytes(dump_json(draw_starts(plan)))
+    elif chosen.record:
+        record_demos(plan, chosen.record, TASK)
     elif chosen.train:
         from learned.train import train_student
 
