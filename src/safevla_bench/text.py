@@ -77,7 +77,7 @@ def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a value with `figures` significant figures, but all integer digits, at most nine decimals, no exponent."""
+    """Return a value without exponent: `figures` significant figures, all integer digits, at most nine decimals."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))

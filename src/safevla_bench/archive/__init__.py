@@ -50,9 +50,9 @@ def detect_suffix(path: Path) -> str:
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
-    Nothing is raised: a `RecordError` is also yielded for a missing, damaged or unsupported file, and for a repeated
-    episode id of a policy. `wanted` holds the indices of the episodes to read, counted over all files; None = all
-    episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
+    Nothing is raised: a `RecordError` is also yielded for a missing, damaged or unsupported file, and for an episode
+    whose policy and id occurred before. `wanted` holds the indices of the episodes to read, counted over all files;
+    None = all episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}
@@ -86,7 +86,7 @@ def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iter
             yield select_episodes(batch, [index])
 
 
-_UNIQUE = "All episodes of a policy need different ids. Episodes of different policies need the name of their policy."
+_UNIQUE = "Give all episodes of a policy different ids. If there are several policies, name the policy of each episode."
 
 
 def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
@@ -131,8 +131,8 @@ def write_archive(path: Path, batch: Batch) -> None:
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches to one archive file, all or none; an existing file is replaced. Raises
-    `RecordError` if the format is unknown, if a format for one episode gets several episodes or none, or if an id is
-    repeated. Raises `FileError` if the file cannot be written.
+    `RecordError` if the format is unknown, if an id is repeated, or if the format holds exactly one episode but there
+    are more or none. Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
@@ -163,6 +163,6 @@ def _yield_unique(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:
-                raise _repeated_id(header.key, path, f"{_UNIQUE} Write different sources to separate files.")
+                raise _repeated_id(header.key, path, f"{_UNIQUE} Write the episodes of each source to a separate file.")
             seen.add(header.key)
         yield batch

@@ -1,4 +1,4 @@
-"""JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); a `.json` file has one.
+"""JSON Lines (`.jsonl`, or compressed `.jsonl.gz`, `.jsonl.zst`), one episode per line; a `.json` file has one episode.
 
 In a compressed file, each episode is a separate member (gzip) or frame (zstd). So episodes can be appended, and a crash
 damages only the last episode. A member's data are used only after its checksum was verified; data after a damaged
@@ -155,7 +155,7 @@ def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield the name and the values (one per record) of each recorded field; actions come last, UNSET in record 0."""
+    """Yield each recorded field's name and values, one per record; action fields come last, with UNSET for record 0."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
     yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))

@@ -120,7 +120,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
 
 
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
-"""Errors that NumPy raises for a malformed header: NumPy parses a header as a Python literal, or else tokenizes it."""
+"""Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes."""
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:

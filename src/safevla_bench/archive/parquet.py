@@ -108,8 +108,8 @@ def count_rows(path: Path) -> list[int]:
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
     invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
-    an invalid row has the row's number, from 1, as `line`. A damaged group gives one `DamageError` with the number of
-    its episodes, and a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
+    an invalid row has the row's number, from 1, as `line`. A damaged group gives one `DamageError` with its number of
+    episodes; a damaged file gives one without this number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
     open_input(path).close()

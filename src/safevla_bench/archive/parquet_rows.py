@@ -2,10 +2,10 @@
 
 The columns are the header's fields, `bodies` (names and roles), `records` (the number of records), and the channels as
 nested lists over the steps, in the units of the channels. Null means not recorded. Other columns refer to a body by its
-index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows. For
-several arms, a channel of grips is one list: record after record, with the arms in order. Maps of texts are lists of
-pairs (`key`, `value`); older files have Arrow maps. `extra` holds host-specific fields as JSON. A file has a column for
-a rare channel only if an episode of the file has the channel.
+index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows. With
+several arms, a grip channel is one flat list: all arms of record 0, then all arms of record 1, and so on. Maps of texts
+are lists of pairs (`key`, `value`); older files have Arrow maps. `extra` holds host-specific fields as JSON. A file has
+a column for a rare channel only if an episode of the file has the channel.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of E rows; each episode's outline and counts of records, bodies and arms [E]; body offsets [E+1]."""
+    """Columns of E rows. For each row: its outline, and its numbers of records, bodies and arms; also body offsets."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -315,7 +315,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return the length that all lists of an episode share, [E]; `row_size` for an episode without lists."""
+    """Return the common length of the lists in each episode, [E]; if an episode has no lists, `spec.row_size`."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
@@ -369,7 +369,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
 
 
 def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArray[np.float64]:
-    """Return a number per contact, NaN in episodes without the column; `touching` counts each record's contacts."""
+    """Return one number per contact, NaN if an episode lacks the column; `touching` is each record's contact count."""
     steps, counts, present = columns.lists(name)
     recorded, has_steps = np.repeat(present, columns.records), (counts[present] == columns.records[present]).all()
     if not has_steps or not np.array_equal(_list_lengths(_require_no_nulls(steps, name)), touching[recorded]):

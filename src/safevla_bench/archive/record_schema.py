@@ -71,7 +71,7 @@ def _define_step(name: str, of_arms: bool, doc: str) -> Any:
         frozen=True,
         kw_only=True,
         omit_defaults=True,
-        namespace={"__doc__": f"One record, in the world frame, with meters and quaternions wxyz; {doc}."},
+        namespace={"__doc__": f"One record in the world frame, in meters and quaternions wxyz; {doc}."},
         module=__name__,
     )
 
@@ -119,7 +119,7 @@ def record_schema() -> dict[str, object]:
 MAX_BAD_LINES = 10_000
 REMEDY_BROKEN = "The file is truncated or damaged. Copy it again, or regenerate it."
 REMEDY_LARGE = (
-    "Split the episode into shorter ones, or leave sim_state out. If the file is small, do not trust the file."
+    "Split the episode into shorter ones, or leave sim_state out. If the file itself is small, do not trust it."
 )
 
 
@@ -129,7 +129,7 @@ def refuse_field(problem: str, remedy: str, field: str, step: int | None = None)
 
 
 class Budget:
-    """A limit on the total size of an input's parts: `most` items, named `what` in errors, such as "numbers"."""
+    """A limit of `most` on the total size of an input's parts. Errors call the items `what`, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
@@ -235,8 +235,8 @@ _SCHEMA = {
 
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
-    """Return the host-specific fields of an episode, grouped by level; {} if there are none. The types must be checked
-    before. Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
+    """Return the host-specific fields of an episode, grouped by level; {} if there are none. The caller must have
+    checked the fields' types. Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -273,9 +273,9 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
-    """Parse the host-specific fields of an episode with these numbers of records and contacts; empty levels are
-    omitted. Raises `RecordError` if the text is not strict JSON, if the fields are not grouped by level and number, if
-    a field has the name of a schema field, or if the fields could not be written again.
+    """Parse the host-specific fields of an episode that has `records` records and `contacts` contacts; omit empty
+    levels. Raises `RecordError` if the text is not strict JSON, if the fields are not grouped by level and number, if a
+    field has the name of a schema field, if a number is not finite, or if the fields are nested too deeply.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")

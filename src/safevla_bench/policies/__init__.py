@@ -56,14 +56,14 @@ def check_name(name: str) -> str:
 
 def runs_code(spec: str) -> bool:
     """Return whether making the policy `spec` may run code from outside this package: code of the user, a plug-in or a
-    checkpoint. Only published entries, clients of policy servers and the policies `_PLAYED` run no such code.
+    checkpoint. Only published entries, clients of policy servers and the policies in `_PLAYED` run no such code.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a policy that runs code, reads a file or sends a key, as only trusted files may request it."""
+    """Return the policy's call if it runs code, reads a file or sends a key; only trusted files may request this."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments

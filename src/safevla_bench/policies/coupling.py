@@ -6,8 +6,8 @@ holds the executed actions as `action` and, if the filter changed an action, the
 
 With a delay, the simulation continues while the policy computes: it executes the rest of the policy's last chunk, and
 then the arm holds still. The policy is called with the current observation as soon as the rest of the chunk lasts no
-longer than the delay. The answer arrives after the delay. As many of its actions are skipped as actions of the last
-chunk were executed in the meantime, but at least one of its actions is executed.
+longer than the delay. The answer arrives after the delay. If n actions of the last chunk were executed in the meantime,
+the first n actions of the answer are skipped, but at least one of its actions is executed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Identity(FilterBase):
 
 
 class _OfMotion(FilterBase):
-    """Base class of filters that change only motion: the numbers of an action that are 0 in the still action."""
+    """Base class of filters that change only the motion: the numbers that are 0 in the host's still action."""
 
     takes_poses = False
     _still: Action
@@ -215,7 +215,7 @@ def make_filter(text: str) -> Any:
     known = [field.name for field in fields(made)] if is_dataclass(made) else []
     for key, value in arguments.items():
         if key not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) or not float(value):
-            remedy = f"The filter takes numbers above 0 for: {', '.join(known) or 'nothing'}."
+            remedy = f"The filter takes these arguments, each a number above 0: {', '.join(known) or 'nothing'}."
             raise PolicyError(f"the filter {name} does not take {key}={value}", remedy=remedy)
     return made(**{key: float(value) for key, value in arguments.items()})
 
@@ -240,7 +240,7 @@ class FilteredEnv(HostEnv):
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Execute the filter's action for a valid `action`; raise `PolicyError` if the filter's action is invalid."""
+        """Filter `action`, which is valid, and execute the result; raise `PolicyError` if the result is invalid."""
         executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
@@ -326,13 +326,13 @@ class DelayedPolicy:
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """The duration of each inference [s]: the policy's `calls_s` if it has them, else times of this wrapper."""
+        """The duration of each inference [s], as measured by the policy (`calls_s`), or else by this wrapper."""
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._timed_s if own is None else own
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` may call the policy, and the policy may use the observation."""
+        """True if the next `act` may call the policy and the policy may then use the observation."""
         asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
         return asks and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 

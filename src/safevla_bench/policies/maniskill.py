@@ -20,7 +20,7 @@ _USE = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}
 
 
 class _Twin:
-    """An environment for planners, which takes joint positions, and executes and stores them as joint changes."""
+    """An environment for planners. It takes joint positions, and executes and stores the equivalent joint changes."""
 
     control_mode = "pd_joint_pos"
 

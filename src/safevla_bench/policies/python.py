@@ -75,7 +75,7 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` calls the object, unless the object's `looks_next` is false."""
+        """True if the next `act` calls the object. False if the object has a `looks_next` that is false."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -217,7 +217,7 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 class LerobotModel(ChunkModel):
     """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `tensor`
     converts arrays to torch's tensors, and `seeded` seeds torch. `rotate` computes the axis-angle [3] in LIBERO's state
-    from a quaternion xyzw, as LeRobot's processor does; None keeps the axis-angle of the dialect.
+    from a quaternion xyzw, as LeRobot's processor does; with None, the axis-angle is computed by the dialect.
     """
 
     def __init__(
@@ -337,8 +337,8 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 
 
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
-    """Return a saved policy's preprocessor, preceded by the steps that the dialect lacks and LeRobot's evaluation of
-    X-VLA adds in `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py).
+    """Return a saved policy's preprocessor, preceded by steps that the dialect lacks. LeRobot's evaluation of X-VLA
+    adds these in `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py).
     A step that the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
@@ -351,7 +351,7 @@ def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return a quaternion's axis-angle, [3] rad, computed by torch, which rounds differently from NumPy, as in
+    """Return a quaternion's axis-angle, [3] rad. Torch computes it, because NumPy rounds differently. Equals
     `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)

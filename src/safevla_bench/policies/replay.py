@@ -61,8 +61,8 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return a planned `start`, changed to the start of the matching recorded episode. Raises `PolicyError`, which
-        lists the recorded episodes, if no episode or several match; also if the recorded start is unknown.
+        """Return a planned `start`, changed to the start of the matching recorded episode. Raises `PolicyError` if the
+        recorded start is unknown, or if no episode or several match; then it lists the recorded episodes.
         """
         take = self._choose_take(task, start.init_state_index)
         if (size := take.actions.shape[1]) != len(task.still):
@@ -78,7 +78,7 @@ class Replay:
             return replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
             return replace(start, recorded=played)
-        remedy = "With --policy-arg start=host, the host's initial states are used in order, which is a guess."
+        remedy = "Pass --policy-arg start=host to use the host's initial states in order. This start is only a guess."
         raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
@@ -282,9 +282,9 @@ def measure_divergence(
     for each coordinate, the largest difference, its unit, and the first step with a difference beyond `TOLERANCE`. If
     nothing can be compared, `compared` is 0 and the other fields are missing.
 
-    Without recorded states, the recorded proprioception is compared with `observed`, the observation after each action
-    (field `basis`); without recorded proprioception, body positions are compared. Velocities and time affect only
-    `exact`.
+    Without recorded states, the recorded proprioception is compared with `observed`, the observations after each
+    action; the field `basis` then says so. Without recorded proprioception, body positions are compared. Velocities and
+    time affect only `exact`.
     """
     if take.states is None and take.proprioception is not None:
         outcome = {} if take.success is None else {"recorded_success": take.success}
@@ -334,7 +334,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
-    """Return whether a replay differs from its recording beyond `TOLERANCE` or in success, or could not be compared."""
+    """Return whether a difference from the recording exceeds `TOLERANCE`, success differs, or nothing was compared."""
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True

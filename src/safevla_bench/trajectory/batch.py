@@ -22,7 +22,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Maps the index of an episode with time stamps to the seconds from record 0 to each of its n records, [n]."""
+"""Maps the index of each episode with time stamps to its records' times since record 0, [n] in seconds."""
 _CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
@@ -212,7 +212,7 @@ class Batch:
         return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
-        """Return the seconds from record 0 of an episode to the record `step`: by time stamps, else by dt."""
+        """Return the seconds from record 0 of an episode to the record `step`, by dt if there are no time stamps."""
         stamps = self.channel("time_s")
         if not stamps.present[index]:
             return step * self.headers[index].dt
@@ -416,7 +416,7 @@ def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
 
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
-    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by time stamps, else by dt."""
+    """Return the seconds from each episode's record 0 to its record `steps`, [..., E]; dt replaces missing stamps."""
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

@@ -23,7 +23,7 @@ DRAWN = "drawn_start"
 """Host-specific header field: true if the start was drawn at random instead of taken from the task's initial states."""
 
 DIVERGED = "diverged_replay"
-"""Host-specific header field: true if the episode is a replay that deviated from its recording, or may have."""
+"""Host-specific header field: true if a replay deviated from its recording, or could not be compared."""
 
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
@@ -33,7 +33,7 @@ LOG_BENCHMARK = "real-robot"
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
 
-A value counts as equal to a limit within a relative 1e-4 if it is computed from such a channel, else within 1e-9.
+A value equals a limit if their relative difference is at most 1e-4 for a value from such a channel, else 1e-9.
 Readers of logs set the field with `add_header_field(extra, SINGLE, [names])` for channels of type float32."""
 
 REPLAY = "replay"
@@ -62,18 +62,18 @@ MARKS = (
     Mark(PRIVILEGED),
 )
 CLIPPED = "clipped_actions"
-"""Header field: number of actions that were clipped to the valid range, if the policy's own protocol clips."""
+"""Header field: number of actions that were clipped to the valid range, if the policy's protocol clips actions."""
 CLIPPED_NUMBERS = "clipped_numbers"
 """Header field: for each action dimension, the number of clipped values and the largest magnitude, [A, 2]."""
 
 DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
 CHOSEN = "chosen_start"
-"""Header field of an episode whose start a search chose: `init_state_index` is the host's initial state that the search
-changed, and `placed_m` maps names to the changed coordinates [m]. The header's index counts the search's starts."""
+"""Header field of an episode whose start a search chose. `init_state_index` is the index of the host's initial state
+that was changed, and `placed_m` maps names to changed coordinates [m]. The header's own index numbers the starts."""
 FOUND, SEARCHED = "found", "search"
 """Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also a key of
-run.json: it says what was searched, and replaces the number of episodes."""
+run.json that describes the search, and the value of its key `episodes` in place of a number."""
 
 WAIT_STEPS = "wait_steps"
 MOST_RESETS = 1000
@@ -94,7 +94,7 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """Return for each episode the number of earlier resets of its environment, which was seeded only once, [E]; None =
-    unknown. For a replay, it is the number of the recording, if known.
+    unknown. For a replay, return the number of the recorded episode, if known.
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
@@ -142,7 +142,7 @@ def is_chosen(suite: str) -> bool:
 
 
 def base_suite(suite: str) -> str:
-    """Return the suite that provides the tasks: for a name from `label_suite` the suite in it, else the suite itself.
+    """Return the suite that provides the tasks: the part SUITE of a name from `label_suite`, or else `suite` itself.
 
     >>> base_suite("found:edge:libero-goal"), base_suite("libero-goal")
     ('libero-goal', 'libero-goal')
@@ -151,8 +151,8 @@ def base_suite(suite: str) -> str:
 
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
-    """Return, for a batch of one, the host's initial state and the coordinates [m] by name that a search chose for the
-    start. If no search chose the start, return the header's index and ().
+    """Return the index of the host's initial state, and the names and values [m] of the coordinates that a search
+    changed, for a batch of one. If no search chose the start, return the header's index and ().
     """
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
@@ -200,7 +200,7 @@ def read_count(replay: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`, [E]; for `REPLAY`, whether it has this field."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]. For `REPLAY`, return whether it is a replay."""
     if mark == REPLAY:
         return tuple(map(bool, replay_fields(batch)))
     return tuple(fields.get(mark) is True for fields in header_fields(batch))

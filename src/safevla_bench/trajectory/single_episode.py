@@ -310,7 +310,7 @@ def _check_arms(batch: Batch, e: int) -> None:
     for body, arm in (header.arm_bodies or {}).items():
         if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
             remedy = (
-                f"Map only bodies of the robot, and to one of the `arms`: {', '.join(arms or ('there are none',))}."
+                f"Map only bodies of the robot, each to one of the `arms`: {', '.join(arms or ('there are none',))}."
             )
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
     counts, joints = header.arm_joints, sum(header.arm_joints or ())
@@ -429,7 +429,7 @@ def _check_torques(batch: Batch) -> None:
             ):
                 problem = (
                     f"the arms have {list(header.arm_joints or ())} joints, "
-                    f"but all arms of {header.embodiment} have the same number"
+                    f"but all arms of {header.embodiment} have the same number of joints"
                 )
                 _refuse(header, "arm_joints", problem, "Write joint_torque_limit_nm with one limit for each joint.")
 

@@ -1,8 +1,8 @@
 """The policies `scripted:careful` and `scripted:hasty`: scripts that reach the task's goal with privileged state.
 
-The script moves the goal's objects to their places, one after another. It chooses a grasp by the object's size, and the
-lowest collision-free path by the shapes of all bodies (`motion`); grasp and path determine the hand's current target
-(`placement`). The script reads neither specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
+The script moves the goal's objects to their places, one after another. It chooses a grasp that suits the object's size,
+and the lowest path without collisions (`motion`). Both determine the hand's current target (`placement`). The script
+reads neither specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
 
 The script cannot move parts of fixtures. It grasps from above, so it cannot reach places under a roof, such as the
 inside of a microwave. It cannot hold wide, flat objects such as a plate, because the fingers do not fit. It skips these

@@ -70,8 +70,8 @@ class MobileRobot(Robot):
         return np.array([*yaw_direction(self.yaw), 0.0])
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
-        """Return the orientation of a hand that points along `forward` [3]. The fingers open along `across` [3] or
-        -`across`: the orientation closer to the current one. `forward` and `across` are perpendicular unit vectors.
+        """Return the orientation of a hand that points along `forward` [3] and opens its fingers along `across` [3],
+        two perpendicular unit vectors. Of both possible orientations, return the one closer to the current one.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
@@ -171,11 +171,12 @@ _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
 _LEAST_TOUCH = 0.3  # minimum speed of the hand when it moves around an object to grasp it
 
-# Distances for pressing a button: the base backs off; the hand stops before the button, aims behind it, and retracts.
+# Distances for pressing a button: how far the base backs off, how far before the button the hand stops, how far behind
+# the button it aims, and how far it retracts.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
 _STRAIGHT_M = 0.005
-# Distances for placing an object: the arm's length, the base's retreat, the hand's first height above the object, and
-# the depth of the fingertips below the object's top.
+# Distances for placing an object: the arm's length, the base's retreat, the height above the grasp at which the hand
+# begins its descent, and the depth of the fingertips below the object's top.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
 
 
@@ -205,7 +206,7 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Put the goal's object into or onto its place, and back away; do nothing if the place is not movable."""
+    """Put the goal's object into or onto its place, and back away; do nothing if the place is not a movable body."""
     _, name, place = robot.scene.goal[0]
     if place not in robot.scene.movable:
         return

@@ -128,7 +128,7 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of all bodies in the scene that have a size, except `names`; `NOTHING` if none remain."""
+    """Return the prisms of all bodies with a known size, except the named ones; `NOTHING` if none remain."""
     others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     return concatenate_prisms(NOTHING, *others)
 
@@ -148,9 +148,9 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the lowest heights of the origin of `rig`, [K] m, at the horizontal places [K, 2], in the world frame. At
-    this height, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen from above; the
-    rig never passes under an obstacle. Without such obstacles, the height is -inf.
+    """Return for each horizontal place [K, 2] the lowest height at which `rig` may have its origin there, [K] m, in the
+    world frame. At this height, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen
+    from above; the rig never passes under an obstacle. Without such obstacles, the height is -inf.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -160,8 +160,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest horizontal move, [2] m, of the prism `hull` out from under obstacles, at least `beside_m`
-    away from them, seen from above; zeros if no move is needed. Only obstacles above the prism are considered.
+    """Return the shortest horizontal move, [2] m, that brings the prism `hull` at least `beside_m` away from all
+    obstacles above it, as seen from above; zeros if no move is needed. Other obstacles are ignored.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
@@ -203,7 +203,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 STILL = (*[0.0] * 6, OPEN)
 Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each action
 OPEN_M, CLOSED_M = 0.039, 0.0  # distance of an open or closed finger from the hand's middle
-GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and increase at full speed; a low gain at low speed avoids overshoot
+GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed; a slow hand overshoots with a high gain
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5  # rotation of the hand by an action of 1 [rad]
 _FINGER_TOLERANCE_M = 0.003
@@ -222,8 +222,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that is straight, seen from above: points `places_m` [K, 2], and heights [K] that clear the rest of the
-    path. At the distance `corner_m` from a corner, the hand already moves towards the next segment.
+    """A path that is straight, seen from above. `height_m` [K] holds for each point of `places_m` [K, 2] a height at
+    which the rest of the path is clear. Within `corner_m` of a corner, the hand already moves towards the next segment.
     """
 
     places_m: Floats
@@ -284,8 +284,8 @@ class Arm(Robot):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along a `path` if given; return whether the move used all its `most_steps` + 1
-        steps. The move ends earlier within `near_m` of the target, `height_m` vertically, and `turn_rad` of its yaw.
+        """Move the hand to a target, along the `path` if given, until the distance, its vertical part and the turn are
+        below `near_m`, `height_m`, `turn_rad`, or for `most_steps` + 1 steps. Return whether all these steps were used.
         """
         self.target = target
         for step in range(most_steps + 1):

@@ -70,7 +70,7 @@ ROOM_M = 0.014  # distance of each finger from an object's side before the finge
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
-ARM_M: Floats = np.array([-0.65, 0.0])  # arm's base in LIBERO's scenes, seen from above, within a few centimeters
+ARM_M: Floats = np.array([-0.65, 0.0])  # position of the arm's base in LIBERO's scenes; varies by a few centimeters
 COMFORTABLE_REACH_M = 0.60  # beyond this distance, a high hand stretches the elbow to its joint limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as shares of half its length
 SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align the object
@@ -79,8 +79,8 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m`: how far obstacles keep the hand above the best height,
-    with a quarter of the clearance and the full clearance. `off_m`: shift and skew of the grasp, as a length.
+    `aperture_m` of each finger from the middle. `blocked_m`: by how much obstacles raise the hand, for a quarter of the
+    clearance and for the full clearance. `off_m`: deviation from a central, straight grasp, as a length.
     """
 
     place_m: Floats
@@ -101,8 +101,8 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return all grasps of a body, best first, each at a yaw near `yaw_rad` and raised as far as `obstacles` require.
-    Pieces of the body itself also raise a grasp, because the body's box does not show hollows.
+    """Return all grasps of a body, best first. Each has a yaw near `yaw_rad`, and is raised until it is clear of
+    `obstacles` and of the body's own pieces, since the body's box does not show hollows.
     """
     itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -181,9 +181,9 @@ _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
     """Bring an object to its place, and return the number of the last attempt. Attempt 0 uses the best grasp. Each
-    further attempt uses the next best grasp, and after the last grasp the best again. If the object moves before the
-    descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand pauses, so that the
-    caller can check whether the object is in its place.
+    further attempt uses the next best grasp; after the last grasp, the best one follows again. If the object moves
+    before the descent, a new grasp is chosen; if it is dropped, a further attempt begins. At the end, the hand pauses,
+    so that the caller can check whether the object is in its place.
     """
     body, style = placement.body, arm.style
     while True:

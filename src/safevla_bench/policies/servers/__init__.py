@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # number of equal requests to test whether a server repeats its answers; the first may compile the model
-_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # length of each reading in dialects
+_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # number of values of each host reading
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ class ChunkModel(ABC):
 
 
 class RemoteModel(ChunkModel):
-    """A model behind a server: the first server of an endpoint that answers. `kind` is a key of `KINDS`."""
+    """A model behind a server, which is the first of an endpoint's servers to answer. `kind` is a key of `KINDS`."""
 
     kind: str
 
@@ -134,7 +134,7 @@ class RemoteModel(ChunkModel):
         return servers.server_error(self.address, str(text), self.key)
 
     def kind_error(self, event: str) -> PolicyError:
-        """Return the error for a server that may be of another kind; `event` is what the server did: `sent no map`."""
+        """Return the error for a server that may be of another kind; `event` is what it did, such as `sent no map`."""
         return PolicyError(
             f"the server {self.address} {event}", remedy=f"The address must be that of {KINDS[self.kind].about}."
         )
@@ -147,7 +147,7 @@ class ChunkQueue:
         self.left: deque[Action] = deque()
         self._chunks = self._taken = 0
         self.chunk_step: tuple[int, int] | None = None
-        """Number of the last action's chunk in the episode, and its step in the chunk; None without a chunk."""
+        """Indices of the last action's chunk and of the action in the chunk; None if it comes from no chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
@@ -177,7 +177,7 @@ class ChunkQueue:
 class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk (None = all), then queries the model again.
     `calls_s` holds the duration of each inference since the last reset [s], and `waits_s` the part of this duration
-    that is spent outside the model. `dialect` is for the run's description. If `clip` is true, actions out of the
+    that is spent outside the model. `dialect` is stored in the run's description. If `clip` is true, actions out of the
     host's range are clipped, as in the model's project.
     """
 
@@ -253,7 +253,7 @@ class ChunkedPolicy(ChunkQueue):
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
-        """Return the next action, [1, A], converted from the mean of the last replies' predictions for this step."""
+        """Average the last replies' predictions for this step, and convert the mean to the next action, [1, A]."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         parts = [transforms.average_predictions(of_part) for of_part in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(parts)

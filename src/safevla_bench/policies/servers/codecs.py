@@ -61,7 +61,7 @@ class Codec:
     def pack(self, message: object) -> bytes:
         """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
         try:
-            if self.is_json:  # with spaces, as the clients in the servers' projects write
+            if self.is_json:  # with spaces, as the projects' own clients send it
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
@@ -108,7 +108,7 @@ def _too_many_values() -> PolicyError:
     return PolicyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# Maps from a MessagePack value's first byte to the size of its length field (`_LENGTHS`) or fixed content (`_FIXED`).
+# Sizes by a MessagePack value's first byte: of the value's length field (`_LENGTHS`), or its fixed content (`_FIXED`).
 _LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
 _LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
@@ -172,7 +172,7 @@ def _check_text(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """The form of an array as a map `{mark: True, ...}`: its keys for the array's bytes, dtype and shape, in order."""
+    """The keys of a map `{mark: True, ...}` that represents an array, in the order in which the map has them."""
 
     mark: str | bytes
     data: str | bytes = "data"

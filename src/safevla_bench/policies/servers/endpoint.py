@@ -201,7 +201,7 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # limit of a greeting as JSON; of a longer greeting, a digest and the entries that fit are kept
+MAX_BYTES = 4096  # limit of a greeting as JSON; if it is longer, a digest and the entries that fit are kept
 _LETTERS, _DEPTH = 200, 5
 
 

@@ -77,8 +77,8 @@ def find_entry(name: str) -> PaperEntry:
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the server URL of each suite, in the entry's order, from texts `URL` or `SUITE=URL`. Suites without a
-    server are omitted. A text without a suite of the entry is a URL for all suites. Later texts replace earlier texts.
-    Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
+    server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. Later texts
+    replace earlier ones. Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:

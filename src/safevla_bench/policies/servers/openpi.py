@@ -128,7 +128,7 @@ class WebsocketModel(RemoteModel):
             )
             self._connection = self._held.enter_context(opened)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
-            # Other servers can cause an AssertionError in websockets 17; newer versions raise ValueError for redirects.
+            # In websockets 17, other servers can cause AssertionError; later versions raise ValueError for a redirect.
             answer = error.__cause__ if isinstance(error, ValueError) else error
             status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
             if status is None or status >= 500:  # a proxy answers, but its server is not running

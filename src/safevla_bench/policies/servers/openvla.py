@@ -111,7 +111,7 @@ def exchange(
 
 class OpenvlaModel(HttpModel):
     """A model behind a server of OpenVLA or OpenVLA-OFT. `unnorm_key` names the statistics by which OpenVLA's server
-    scales actions: by default the suite's, as in OpenVLA's evaluation; for `none`, the server's only statistics.
+    scales actions. The default is the suite, as in OpenVLA's evaluation; with `none`, no name is sent.
     """
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
@@ -143,7 +143,7 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9  # length of the pose in `proprio`, which the last row of the previous reply replaces
+_POSE = 9  # length of the pose in `proprio`; the last row of the previous reply replaces this pose
 
 
 class XvlaModel(HttpModel):

@@ -59,8 +59,8 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, which is wider for shrinking.
-    Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
+    """Return the picture, resized to (height, width) by a Lanczos filter of three lobes, widened if the picture
+    shrinks. Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
@@ -80,8 +80,8 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture's middle, two thirds of each side, resized to (height, width) by OpenCV's bilinear filter. For
-    shrinking, equals `cv2.resize` with `INTER_LINEAR`, whose weights are multiples of 1/2048, of the crop in starVLA's
+    """Return the picture's middle, two thirds of each side, resized to (height, width) by OpenCV's bilinear filter,
+    whose weights are multiples of 1/2048. For shrinking, equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
@@ -152,7 +152,7 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
 
 
 def pass_through_jpeg(picture: Picture) -> Picture:
-    """Return the picture after a JPEG of quality 95, as used for OpenVLA's and Cosmos Policy's training images."""
+    """Encode a picture as a JPEG of quality 95, like OpenVLA's and Cosmos Policy's training images, and decode it."""
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=JPEG_QUALITY)
     return PillowImage.open(buffer).convert("RGB")
@@ -219,14 +219,14 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
-"""Maps each flip of MuJoCo's rendering to the index that gives the same result from an upright image."""
+"""Maps a flip of MuJoCo's rendering to slices: an upright image indexed by them equals the flipped rendering."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
     # In the reply, 0 closes and 1 opens. The value is scaled to [-1, 1], rounded to its sign, and inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # RoboCasa's conversion: 0 opens and 1 closes the gripper; as the mode, 0 means arm and 1 means base.
+    # RoboCasa's conversion. For the gripper, 0 means open and 1 closed; for the mode, 0 means arm and 1 base.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -362,7 +362,7 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions from rows of 
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "euler": read_euler,
-    "opening": lambda rows: 1 - rows,  # from how far a gripper is open to how far it is closed
+    "opening": lambda rows: 1 - rows,  # from a gripper's degree of opening to its degree of closing
     "base-first": lambda rows: np.roll(rows, -5, axis=1),  # in RoboCasa's data sets, base and mode come before the arm
 }
 

@@ -139,7 +139,7 @@ def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
     """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet the server's requirements:
-    entries of the request, positions (`action_spec`), and, unless the user has `chosen` the dialect, the gripper.
+    entries of the request, positions (`action_spec`), and the gripper. If `chosen`, the gripper is not checked.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")

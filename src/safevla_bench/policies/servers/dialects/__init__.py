@@ -1,6 +1,6 @@
 """Dialects of policy servers: how an observation becomes a request, and a reply becomes the host's actions.
 
-A `Dialect` is a frozen value made from data: a `*.toml` file in this folder and the protocol of the model's project,
+A `Dialect` is a frozen value made from a `*.toml` file in this folder and from the protocol of the model's project,
 which the file names as `release`. A dialect has no state and no connection, so that every transport can use it.
 """
 
@@ -31,7 +31,7 @@ _KEYS, _LETTERS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and its content: an image, state parts, a fixed value or the instruction."""
+    """One entry of the request: its path, and an image, state parts, a fixed value or the instruction as content."""
 
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
@@ -89,7 +89,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]  # maps each host to who evaluates on it; the dialect's host is first
+    hosts: dict[str, Literal["upstream", "ours"]]  # whose evaluation uses each host; the dialect's host is first
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action that are converted like the protocol's gripper
@@ -101,9 +101,9 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The request and the reply of a server: the dialect's file, with the image processing and gripper of the release.
-    `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply are
-    executed before the next request; None = all of them.
+    """How requests are built and replies are read: the dialect's file, and the image processing and gripper of the
+    release. `fields` are the request's entries, with the states of the release. `replan` is how many actions of a reply
+    are executed before the next request; None = all of them.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Dialect:
 
     @property
     def switches(self) -> dict[int, str]:
-        """Maps action columns with the values −1 and +1, such as the gripper, to conversions of the reply's column."""
+        """Maps each action column with values −1 and +1, such as the gripper, to a name in `transforms.SWITCHES`."""
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
@@ -128,7 +128,7 @@ class Dialect:
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
         """Return an upright image [H, W, 3] as it is sent: flipped, passed through a JPEG, resized and cropped. Raises
-        `PolicyError` for an image of another size than the protocol's if the protocol does not resize.
+        `PolicyError` if the image does not have the protocol's size, but the protocol does not resize.
         """
         shown, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
         if self.inference.jpeg or shown.shape[:2] != size:
@@ -250,8 +250,8 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by name, with the images, states and gripper of its release, which depend on the model's server
-    and not on the protocol by which episodes start and end. Raises `PolicyError` for an unknown name.
+    """Return a dialect by name, with the images, states and gripper of its release. These depend only on the model's
+    server, not on how a protocol starts and ends episodes. Raises `PolicyError` for an unknown name.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -302,7 +302,8 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
             f"which shows {len(defaults)} camera(s)"
         )
         raise PolicyError(
-            problem, remedy=f"Name as many cameras, such as cameras={','.join(defaults)}; `{NONE}` sends no image."
+            problem,
+            remedy=f"Name the same number of cameras, such as cameras={','.join(defaults)}; `{NONE}` sends no image.",
         )
     replacements = dict(zip(defaults, cameras, strict=True))
     fields = tuple(
