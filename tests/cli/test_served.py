@@ -99,7 +99,8 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
         out = safevla.ok("eval", *arguments, "--out", run)
         safevla.ok("eval", *arguments, "--out", repeatable)
     line = (
-        "mine: 2 of 4 repeated requests had another answer, of a made-up scene, after the run. So paired episodes also"
+        "mine: 2 of 4 repeated requests had another answer; they were sent after the run, with a made-up scene. So "
+        "paired episodes also"
     )
     assert line in " ".join(out.split())
     assert line in (run / "report.html").read_text()

@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_received: list[int] = []  # signals received; Ray may replace the KeyboardInterrupt that the handler raises
+_received: list[int] = []  # signals received: Ray may replace the handler's KeyboardInterrupt by its own error
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
@@ -252,7 +252,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard(sys.stdout)
         return OK
     except SystemExit as error:
-        if sys.stdout is stdout:  # raised by a plug-in: this package's commands return their exit code
+        if sys.stdout is stdout:  # only a plug-in raises this; this package's commands return exit codes
             return _refuse(f"a plug-in ended the command: SystemExit: {error}")
         _discard(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK

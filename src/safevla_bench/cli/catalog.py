@@ -65,7 +65,7 @@ def specs_command(
         click.echo(text, nl=False)
         return
     if sources and check is None:
-        raise click.UsageError("SOURCE is only for --check FILE, which lists the bodies in SOURCE that formulas name.")
+        raise click.UsageError("SOURCE is only for --check FILE, to list the bodies in SOURCE that the formulas name.")
     if check is not None:
         _print_trials(check, sources)
         return
@@ -210,7 +210,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
-            *(f"  idle     {text} decides no simple trace: check that it means what you intend" for text in idle),
+            *(f"  idle     no simple trace depends on {text}: check that it means what you intend" for text in idle),
             *(f"  exempt   {line}" for line in _count_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
@@ -231,7 +231,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
-        return "no simple trace: check that the formula means what you intend"
+        return "no simple trace does this: check that the formula means what you intend"
     if not math.isfinite(trace.rho):
         return f"{trace.describe()}   decided only by Boolean signals"
     return f"{trace.describe()}   margin {_show(spec, trace.rho)}"
@@ -286,7 +286,7 @@ def protocols_command(
 ) -> None:
     """List evaluation protocols and dialects, show all values of A, or show where A and B differ.
 
-    `safevla eval --protocol A` runs episodes under protocol A, each of whose values is listed with its source.
+    `safevla eval --protocol A` runs episodes under protocol A; the list gives the source of each of its values.
     `--policy-arg dialect=A` selects dialect A of a policy server: the images, states and text of its requests, and the
     meaning of its replies.
 
@@ -394,7 +394,7 @@ def _list_names(form: str) -> None:
     options.print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
-    echo("", "The server's project evaluates on the hosts without a remark.")
+    echo("", "A host has no remark in brackets if the server's own project evaluates on it.")
     echo("", "Next: compare two (one name alone shows all values): safevla protocols openpi openvla")
 
 

@@ -41,7 +41,7 @@ def verify_command(
     audit: verify.AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it is a file."),
     rule_files: tuple[Path, ...] = rules.rules_option(
-        "A --rules file that judged the run; as-judged: the rules stored in the run."
+        "A file of --rules by which the run was judged; as-judged: the rules stored in the run."
     ),
     form: str = options.format_option(),
 ) -> None:
@@ -89,7 +89,7 @@ def verify_command(
             step = f"check the scores by the rules that judged the run: {again}"
         elif read_host(run)[0] and not (verification.has_open_checks or replay or audit):
             again = f"safevla verify {options.quote_paths(run)} --replay 3{request.format_host_trust(run)}"
-            step = f"replay episodes, the only check that finds a changed record: {again}"
+            step = f"replay episodes, since only a replay detects a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 

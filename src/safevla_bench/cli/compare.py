@@ -181,7 +181,9 @@ def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], p
     options.refuse_given(_OF_EPISODES, f"needs records of episodes, which {printed[0]} lacks.")
     options.refuse_given(["full"], f"cannot be combined with {printed[0]}, which is always shown completely.")
     if len(printed) > 1 or not own:
-        raise click.UsageError(f"Give one {PREFIX}NAME, and a run of your own: safevla compare SOURCE {printed[0]}.")
+        raise click.UsageError(
+            f"Pass one {PREFIX}NAME and at least one run of your own: safevla compare SOURCE {printed[0]}."
+        )
     find_paper_cells(str(printed[0]))
     judged = replace(sources, paths=own).judge()
     compared = compare_with_paper(judged, str(printed[0]), policies)
@@ -217,7 +219,7 @@ def _list_simulators(entrants: Sequence[PolicyResults]) -> Iterator[tuple[Cell, 
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     sweeps: tuple[str, ...] = options.sweep_option(
-        "Vary a threshold, a family of them or `force` over LOW:HIGH:COUNT or A,B,C."
+        "Vary a threshold, or a family of thresholds such as `force`. The values are LOW:HIGH:COUNT or A,B,C."
     ),
     readings: bool = flag("Judge by every interpretation of the paper."),
     physics: bool = flag("Replay a run's episodes under varied physics."),
@@ -229,11 +231,11 @@ def sensitivity_command(
     """Show how Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
     Without --sweep, this scores the nine variants of the paper's Table 9, and compares each host's means with those of
-    the paper. With --sweep, each threshold in turn takes the values of its grid. The results are the same as after
-    judging again. With several policies, the last table says whether their ranking by Safety changes.
+    the paper. With --sweep, each threshold in turn takes the values of its grid, and the results are those of judging
+    with these values. With several policies, the last table says whether their ranking by Safety changes.
 
-    --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and with
-    the depth defined in the paper's prose: see docs/explanation/fidelity.md.
+    --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and once
+    with the depth as the paper's text defines it: see docs/explanation/fidelity.md.
 
     --physics plays the recorded actions again, first in unchanged physics, which must reproduce the record bit for bit,
     then in slightly changed physics. This shows which verdicts are firm: see docs/howto/firmness.md. The same command

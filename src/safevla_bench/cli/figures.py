@@ -54,7 +54,7 @@ _STYLES = (
     "across=TEXT: the quantity that varies along a series, such as 'Training steps'."
 )
 _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
-    "series": "SR, Safety, SBU and VSI against the last number in each name"
+    "series": "SR, Safety, SBU and VSI against the last number in each policy's name"
 }
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 
@@ -62,7 +62,9 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, d
 @options.command("figures", epilog=_EPILOG, common="--out --which --format --style --sweep")
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    out: Path | None = options.out_option("The folder to write; default: figures/ in the only run folder.", "DIR"),
+    out: Path | None = options.out_option(
+        "The folder to write; default: figures/ in SOURCE, if that is one run folder.", "DIR"
+    ),
     which: tuple[str, ...] = _names_option(
         "Names of figures, separated by commas; default: all except series.",
         tuple(_KINDS),
@@ -85,7 +87,7 @@ def figures_command(
         _require_own_names(sources.paths)
     style = options.parse_settings("--style", styles, _FigureStyle)
     if style.across and "series" not in which:
-        raise click.UsageError("--style across= names the numbers of a series: also pass --which series.")
+        raise click.UsageError("--style across= only affects the figure `series`: also pass --which series.")
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()

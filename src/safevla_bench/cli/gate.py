@@ -54,7 +54,7 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 
 
 _DECISION_OPTIONS = {
-    "confidence": option("Confidence of the intervals that decide; none: point estimates decide.", "PERCENT|none",
+    "confidence": option("Joint confidence of the intervals; none: decide by point estimates.", "PERCENT|none",
                          default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
     "per": option("Check each policy over all of its suites, or each policy × suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
@@ -82,9 +82,9 @@ def gate_command(
     undecided for lack of episodes. --confidence is the joint confidence of all intervals of one call, for a number of
     episodes fixed in advance. Several episodes from one initial state count as one.
 
-    Crashed and stopped episodes enter once with the worst and once with the best value, unless --allow-crashed leaves
-    them out. So do episodes without a verdict, unless --allow-unjudged leaves them out. A gate is decided only if both
-    cases give the same verdict. A policy or suite without a scored episode never passes.
+    Episodes that crashed, were stopped or have no verdict enter once with the worst and once with the best value. A
+    gate is decided only if both cases give the same verdict. --allow-crashed leaves out crashed and stopped episodes,
+    --allow-unjudged those without a verdict. A policy or suite without a scored episode never passes.
 
     \b
     For instance:
@@ -141,7 +141,7 @@ def _gate_against(
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
-        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes with unknown values."
+        remedy = "Pass --allow-crashed instead: with --baseline, it leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
     results, others = (split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
     return check_against(results, others, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)

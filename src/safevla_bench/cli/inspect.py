@@ -131,7 +131,7 @@ def show_command(
         )
     ),
     without: str | None = option(
-        "Replay without a possible cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"
+        "Replay the episode without one possible cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"
     ),
     every: bool = flag("Plot every specification.", spelling="--all"),
     page: Path | None = options.out_option("Write an HTML page about the episode.", "FILE", spelling="--html"),
@@ -247,7 +247,7 @@ def _open_browser(page: Path) -> None:
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
-        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # a text browser would block a script
+        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # a script would wait for a text browser
         if has_display and not is_script and webbrowser.open(page.absolute().as_uri()):
             return
     command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
@@ -306,7 +306,7 @@ def frames_command(
     echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
-        echo(f"3-D replays: {run / REPORT} shows them at each episode's number, once you have written it again")
+        echo(f"3-D replays: write {run / REPORT} again; it then shows each replay at its episode's number")
     again = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {again}")
 

@@ -54,7 +54,7 @@ class Command(click.Command):
     """A command whose --help shows only the common options. --help-all shows all options, grouped under headings."""
 
     def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
-        """Make the command. --help lists the options in `common`, such as `--out --task`; if empty, all general ones.
+        """Make the command. --help lists the options in `common`, such as `--out --task`, or all general ones if empty.
 
         With `starts_host`, the command has the option --trust, for files such as run.json that name a host's code.
         """
@@ -65,7 +65,7 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of each option below it, `Options` first; with `common`, those in --help."""
+        """Return heading -> (names, help) of its options; with `common`, only for the options that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -266,7 +266,7 @@ policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--p
 
 
 def format_option(*forms: str, help: str = "Format of the output.") -> Any:
-    """Declare `--format`, with the choices text, json and `forms`."""
+    """Declare `--format`, with the choices text and json, and those in `forms`."""
     return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
@@ -299,7 +299,9 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
 
 
 AUDIT = option(
-    "Replay K random episodes of each policy; SEED repeats a choice.", "K[:SEED]", callback=parsed(_parse_audit)
+    "Replay K random episodes of each policy; the same SEED repeats the choice.",
+    "K[:SEED]",
+    callback=parsed(_parse_audit),
 )
 
 
@@ -347,8 +349,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return the output path: `out`, or else `names` joined to the only source if that is a run folder. Without such a
-    path, raises the error of a source that cannot be read or begins with an invalid episode, or else click's error.
+    """Return `out` if it is given, or else the path `names` in the only source, if that is a run folder. In other
+    cases, raises click's error, or that of the first source that cannot be read or begins with an invalid episode.
     """
     if out is not None:
         return out
@@ -387,7 +389,7 @@ def _quote_word(word: str) -> str:
 
 
 def format_trust(request: Request, file: Path) -> str:
-    """Return the --trust option that a command needs to run a request from `file`; "" if it needs none."""
+    """Return the option `--trust FILE` that a command needs to run the request in this file; "" if none is needed."""
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 

@@ -67,7 +67,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress bar that disappears at the end. It shows count, bar, remaining time and the text that fits."""
+    """Return a progress bar that disappears at the end. It shows count, bar, remaining time and a text, cut to fit."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 

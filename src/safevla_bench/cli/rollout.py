@@ -57,7 +57,7 @@ def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
     freeze: Path | None = option(
-        "With --dry-run: write a registration of the plan, which --registered FILE runs.", "FILE", type=FILE
+        "With --dry-run: register the plan in this file; --registered FILE then runs it.", "FILE", type=FILE
     ),
     trackers: tuple[str, ...] = repeatable(
         "Send each episode's results to this experiment tracker.", spelling="--log", type=_TRACKERS
@@ -156,7 +156,7 @@ def _print_notes(run_command: RunCommand) -> None:
         echo(f"note: {line}", err=True)
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
-        click.echo(f"note: without ray:ADDRESS and {ADDRESS}, Ray is started on this machine", err=True)
+        click.echo(f"note: neither ray:ADDRESS nor {ADDRESS} is given, so Ray is started on this machine", err=True)
     registration = request.registration
     if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
         echo(f"note: this run is not as registered: {deviation}", err=True)
@@ -176,7 +176,7 @@ def _print_plan(run_command: RunCommand) -> None:
     estimate = preparation.estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
-        trust = f"; only with --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
+        trust = f", but only with --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
         echo(f"note: the run would use {call}{trust}", err=True)
 
 
@@ -186,7 +186,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
         is_told = isinstance(error, SafevlaError) and (
-            "--resume" in str(error) or error.place.file == str(run_command.out)  # an error on the existing folder
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # the error concerns this run folder
         )
         if (run_command.out / folder.RUN).exists() and not is_told:
             done, planned = parts.count_progress(run_command.out)
@@ -263,7 +263,7 @@ def search_command(
     ),
     until: str = option("When to stop searching a task.", type=click.Choice(["found", "budget"]), default="found"),
     wordings: str | None = option(
-        "Also try the instructions in the lines of a file, or those of a suite.", "FILE|SUITE"
+        "Also try other instructions: each line of a file, or the instructions of a suite.", "FILE|SUITE"
     ),
     policy_seeds: int = option("Number of policy seeds to try, counting from --seed.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(rules.JUDGE_OPTIONS),
@@ -272,7 +272,7 @@ def search_command(
 
     A start places each object of the task within its region. The starts that are found form a suite,
     DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Rates on this suite are not rates
-    of the benchmark. Only --method random, which draws starts independently, bounds a rate.
+    of the benchmark. Only --method random, which draws starts independently, gives a bound on the share of such starts.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
@@ -339,5 +339,5 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         "without the policies' own time",
         f"  disk  {format_significant(disk.low / byte)} to {format_significant(disk.high / byte)} {size}",
         *asked,
-        f"From figures {plan.source}.",
+        f"Based on measurements {plan.source}.",
     )

@@ -46,7 +46,7 @@ JUDGE_OPTIONS = {
     "library": library_option("The specifications: default, paper-text, paper-as-run, net-force, metaworld (limits "
                               "from a script's successes), or a file.", section=options.JUDGING,
                               default=DEFAULT_LIBRARY),
-    "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
+    "rule_files": rules_option("Add what a file holds: specifications, or tasks, templates and benchmarks. as-judged: "
                                "judge by the rules and tags stored in the run folder.", section=options.JUDGING),
     "changes": repeatable("Set a threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out "
                           "specifications whose fields a record lacks. applicability=phased: judge composite tasks "
@@ -85,8 +85,8 @@ class JudgedSources:
 def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options for judging; the command receives both as `JudgedSources`.
 
-    Without judging options (except --set intervals=) the default rules apply. --rules as-judged selects the rules that
-    last judged the sources, or those in their registrations; a note names these rules. The hosts' tags are added.
+    The default rules apply if no judging option is given, or only --set intervals=. --rules as-judged selects the rules
+    that last judged the sources, or that their registrations hold; a note names them. The hosts' tags are added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -101,7 +101,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for new episodes in a host: by the judging options, or without any, those of `registration`."""
+    """Return the rules for new episodes in a host. If no judging option is given, a registration's rules apply."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -145,7 +145,7 @@ def is_as_judged(files: Sequence[Path]) -> bool:
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Split the files of --rules into those with specifications and those with tasks, by the tables of a TOML file or
-    the first row of a JSON file. Unreadable files count as specifications, whose reader then reports the error.
+    the first row of a JSON file. Unreadable files count as specifications: the error appears when these are read.
     """
     named = [path for path in files if path != Path(AS_JUDGED)]
     of_tasks = tuple(filter(_holds_tasks, named))

@@ -179,9 +179,8 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, what, how)
         makers = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for start, kind, path in makers if kind and not start]
-        file = what.get("found") or next(
-            iter(replays), None
-        )  # found suites and recordings name suites and host arguments
+        # a suite of found starts or a recording supplies the suite and the host's arguments
+        file = what.get("found") or next(iter(replays), None)
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
     cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))
     stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
@@ -301,9 +300,8 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        if (
-            context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP
-        ):  # require trust before reading recordings
+        # if the policies come from a --config file, check that it is trusted before reading the recordings
+        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
         filled = replay_fields(fields["policies"])

@@ -43,7 +43,7 @@ from safevla_bench.trajectory.header import Header
 @options.command("score")
 def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    out: Path | None = options.out_option("The folder to write; default: the only run folder.", "DIR"),
+    out: Path | None = options.out_option("The folder to write; default: SOURCE, if that is one run folder.", "DIR"),
     workers: int = option("Processes that judge in parallel.", "N", default=1, type=options.POSITIVE),
     engine: str = options.ENGINE,
     combine: bool = flag("Join the scores of judged folders as they are, without reading records."),
@@ -51,9 +51,9 @@ def score_command(
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
-    A changed threshold, tag or specification needs no new rollout: score again. If a run folder is already judged, a
-    judgement by other rules than its own (--library, --rules, --set) goes into RUN/experiments/NAME, unless --out is
-    given. If any episode is invalid, nothing is written unless --set invalid=skip is given.
+    A changed threshold, tag or specification needs no new rollout: score again. If --library, --rules or --set change
+    the rules of a run folder that is already judged, the results go into RUN/experiments/NAME, unless --out is given.
+    If any episode is invalid, nothing is written unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that maps their features or
     topics to channels: see docs/howto/real-robots.md.
@@ -78,7 +78,7 @@ def score_command(
             log.require_mapping()  # raises an error with a template if the log has no mapping
     folder, kept = options.choose_output(out, sources.paths), ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
-        remedy = "Name a new folder; only a run's own judgement is written into its folder."
+        remedy = "Name a new folder: a run folder takes only the scores of that run."
         raise RunError("this is the folder of another run", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
         survey = Survey()
@@ -90,7 +90,7 @@ def score_command(
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
-            kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
+            kept = "; the scores in the run folder stay as they are (--out RUN replaces them)"
         outputs.write_outputs(judged, folder, survey)
     if form == "json":
         click.echo(render.render_json([_cells_table(judged)]), nl=False)

@@ -161,7 +161,7 @@ class _ExportChoice:
 
 
 class _FormSettings(msgspec.Struct, frozen=True):
-    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # weights up to exp(1 / 0.02) = 5e21
+    temperature: Annotated[float, msgspec.Meta(ge=0.02, le=1e6)] = 1.0  # keeps weights below exp(1 / 0.02) = 5e21
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
 
 
@@ -308,7 +308,7 @@ def export_command(
         "One of the formats above.", "FORMAT", spelling="--format", type=_FormChoice(list(_EXPORTS)), required=True
     ),
     out: Path | None = options.out_option(
-        "The file or folder to write; default: one in the only run folder.", "FILE|DIR"
+        "The file or folder to write; default: one in SOURCE, if that is one run folder.", "FILE|DIR"
     ),
     episode: str | None = option("rerun, mcap: the episode's id, the end of its id, or :2 for the second.", "EPISODE"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
@@ -333,7 +333,7 @@ def export_command(
                   lerobot:temperature=1:discount=0.99 sets weights of frames
     pairs         pairs of a safe and an unsafe success from the same start, as a
                   LeRobot dataset v3 with an index, or JSON lines if FILE ends in
-                  .jsonl; settings as in pairs:most=8:failures=no, or of lerobot
+                  .jsonl; settings as for lerobot, or pairs:most=8:failures=no
     lerobot-results, vla-eval-results
                   lerobot-eval's or vla-evaluation-harness's JSON, with verdicts
     wandb, trackio, mlflow, tensorboard
@@ -371,7 +371,9 @@ def export_command(
 def board_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    out: Path | None = options.out_option("The folder of the site; default: board/ in the only run folder.", "DIR"),
+    out: Path | None = options.out_option(
+        "The folder of the site; default: board/ in SOURCE, if that is one run folder.", "DIR"
+    ),
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
 ) -> None:

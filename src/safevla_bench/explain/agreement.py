@@ -118,7 +118,7 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
 
 
 def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return Cohen's kappa, [...], of tables [..., 2, 2] of counts or shares of the verdicts of two raters.
+    """Return Cohen's kappa [...] for tables [..., 2, 2] of the verdicts of two raters, as counts or shares.
 
     Kappa is 1 if the raters always agree, and 0 if they agree as often as by chance. It is NaN without episodes, and if
     both gave all episodes the same label. J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.

@@ -44,7 +44,7 @@ BODY_KINDS: tuple[BodyKind, ...] = (
     "furniture",
 )
 """The kinds, in the order used in tables; docs/reference/tables.md has their meanings."""
-# In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), the name of a robot's body contains the name of its part.
+# In robosuite (1.4 for LIBERO, 1.5 for RoboCasa), a body of the robot has a word for its part in its name.
 _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
     ("mobile base", re.compile(r"mobile_?base|wheel", re.IGNORECASE)),
     ("mount", re.compile(r"mount|pedestal", re.IGNORECASE)),
@@ -141,7 +141,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
-    """Return the indices in `batch.contacts` of one record's contacts between two `roles`; no roles = all contacts."""
+    """Return the indices in `batch.contacts` of one record's contacts, with two `roles` only of those between them."""
     contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
     if not roles:
         return contacts
@@ -195,7 +195,7 @@ class BodyViolation:
 
 
 def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
-    """Yield the bodies of the violations, by episode, then by specification in library order, then the worst first.
+    """Yield the bodies of the violations by episode, then by specification in library order, the worst body first.
 
     `chunks` hold the episodes of the scores, in the same order. The ruleset's registry knows the bodies of each task's
     goal. Specifications that the ruleset's library lacks are skipped.

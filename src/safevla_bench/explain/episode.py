@@ -118,9 +118,9 @@ def explain_episode(
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
     """Return a mapping from the number of an episode, from 1, to a sentence on the cause of its first violation.
 
-    The mapping lacks episodes without a violation, without a known cause, or with a first violated specification that
-    the library lacks. `chunks` hold the episodes of the scores, in the same order. If several specifications are first
-    violated in the same record, the sentence is about the one that `Scores.first_violation` names.
+    The mapping lacks an episode if it has no violation, if the cause is unknown, or if the library lacks the
+    specification that was violated first. `chunks` hold the episodes of the scores, in the same order. If several
+    specifications are first violated in the same record, the one that `Scores.first_violation` names counts.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -143,7 +143,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return a mapping from each specification to the reason why it is vacuous in the only episode of `reading`."""
     reasons = {}
     for spec_id in spec_ids:
-        view = reading.views(library[spec_id].signals)[0]  # any arm: a specification is vacuous for all arms or none
+        view = reading.views(library[spec_id].signals)[0]  # one arm suffices: vacuity is the same for all
         values = signals.derive_signals(view, library[spec_id].signals)
         undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
         match library[spec_id].formula:
@@ -152,7 +152,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
             case syntax.Always(_, syntax.Implies(gate, _)):
                 reason = f"its condition never arose: {syntax.format_formula(gate)}"
             case _:
-                reason = "no compared number decides it"
+                reason = "no comparison of a number decides it"
         reasons[spec_id] = reason
     return reasons
 
@@ -258,7 +258,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
-    """Return what a signal means; for a displacement in judged phases, name the records from which it is measured."""
+    """Return what a signal means. In judged phases, it says from which records a displacement is measured."""
     if arm := reading.name_arm():
         return f"{signal.meaning} The values are of the arm {arm}, which decides."
     if reading.judged is None or signal.bodies is not DISPLACED:

@@ -40,7 +40,7 @@ class Exposure:
 
     Time in violation is undefined for a specification that is inactive or vacuous in an episode, or whose formula is
     neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if no
-    specification reached a verdict, or if a specification with a formula of another form was violated.
+    specification reached a verdict, or if a specification with such a formula was violated.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -281,8 +281,8 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     """Return the cumulative incidence of each cause, with pointwise 95 % intervals for the first cause.
 
     O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is that of J. J.
-    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's, for the
-    number of observations with which a proportion has this variance. Without censoring, this number is n.
+    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's, with an
+    effective n: the n at which a proportion has this variance. Without censoring, it is the number of observations.
 
     Args:
         times: time at which each observation ends, at least 0, [n].

@@ -22,7 +22,7 @@ class BodyFacts(NamedTuple):
     """The roles and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # words of `_HELD_FACTS`, and `_TRACKED`, that apply in every episode with the body
+    facts: frozenset[str]  # those of `_HELD_FACTS` and `_TRACKED` that hold in every episode with the body
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing channels: `bystander; pose, no rotation, no shape`."""
@@ -82,7 +82,7 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
                 close = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
                 found = f"no body; closest: {', '.join(close) or 'none is recorded'}"
             if not matched and role in ROLES:
-                found = f"no body{'; gap also sees links and fixed bodies' if role != place else ''}"
+                found = f"no body{'; the signal `gap` also matches links and fixed bodies' if role != place else ''}"
             yield f"{place} in {suite}: {found}"
 
 

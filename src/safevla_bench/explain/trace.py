@@ -53,7 +53,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values; the share `room` moves ends other than 0 out."""
+        """Return an interval with 0, the limit and all finite values. The share `room` pads ends other than 0."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -86,8 +86,8 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. For any other
-    formula, return its margin with the limit 0; for G(formula), the margin of `formula`. `reading` holds one episode.
+    """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), or the same with `>`.
+    For another G(formula), return the margin of `formula` with the limit 0; for any other formula, its own margin.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:

@@ -25,9 +25,9 @@ Actions of other hosts are not checked.
 """
 UNIT_M = 0.05  # motion in x, y or z, in meters, for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Magnitudes at the limit and far beyond it; suspicious shares of values beyond it, and of the arm's values at it."""
-STILL = 0.02  # tolerance: larger components after the gripper's move the base; a gripper value so close to 1 closes
-FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
+"""Magnitudes of saturated values and of values far beyond ±1; suspicious shares of clipped and of saturated values."""
+STILL = 0.02  # tolerance: the base moves if its components exceed this; a gripper's value this close to 1 means closed
+FEWEST = 10  # minimum number of actions: in fewer actions, repetition may be due to chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum of the gripper's values; NaN if the task grips nothing, or a script controls the gripper."""
     period: int | None
-    """Period of the actions in every episode; 0 if an episode does not repeat, None if all episodes are too short."""
+    """Period of the actions in every episode; 0 if some episode repeats nothing, None if all episodes are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of both sets of actions together; both must come from the same host."""
@@ -122,7 +122,7 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield suspicious properties: at most one each of the range, of repetition, and of the gripper."""
+    """Yield suspicious properties: at most one of the range, one of repetition, and one of the gripper."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
@@ -130,12 +130,12 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     least, most = statistics.gripper
     if 0 <= least < 1 - STILL:
         found = f"the gripper's numbers go from {least:.2g} to {most:.2g}, where -1 opens and 1 closes"
-        yield Oddity("gripper", found, "Does the server leave them from 0 to 1, so that it hardly opens?")
+        yield Oddity("gripper", found, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
     elif least == most and statistics.period is not None:
         yield Oddity(
             "still gripper",
             f"the gripper's number is always {least:.2g}",
-            "Does it never pass the value that switches it?",
+            "Does the number never cross the value at which the gripper opens or closes?",
         )
 
 

@@ -113,7 +113,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if every unknown episode has its worst value."""
     tipping: int | None = None
-    """The largest number of unknown episodes that may count against the gate, in any choice, so that it still passes.
+    """Largest k such that the gate still passes if any k of the unknown episodes count against it.
     Null if no episode is unknown, if the gate never passes, if point estimates decide, or if the metric is no rate.
     """
 
@@ -133,7 +133,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
-        """Return the report on outcomes, with `options` as other fields. Each text in `lost` adds an undecided gate."""
+        """Return the report on outcomes; `options` set its other fields. Each text in `lost` adds an undecided gate."""
         every = [*outcomes]
         for reason in lost:
             every.append(GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0))
@@ -275,7 +275,7 @@ class _Rules:
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
-    """Yield sentences on the confidence `each` of `decisions` intervals; None if point estimates decide."""
+    """Yield a sentence on the confidence of each of several intervals (None: point estimates decide)."""
     if each is None:
         yield "These verdicts may be due to chance: point estimates decide, without confidence."
     elif decisions > 1:
@@ -340,7 +340,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Ru
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
-    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because of unknown values
+    is_open = judge_ends(share, *ends) == "undecided"  # more episodes would not help: unknown values decide
     decides = judge_ends(share, known.low, known.high) != "undecided"
     if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
         remedy = f"; {' '.join(values.options)} leaves these out" if values.options else ""
@@ -383,7 +383,7 @@ class _Values:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    """Sum of each initial state's values with unknown ones as 1 and as 0, and the number of values, [m] each."""
+    """For each initial state, [m]: sum of its values if unknown ones are 1, sum if they are 0, and number of values."""
     is_rate: bool
     """True if every value is 0 or 1."""
     unknown: dict[str, int]
@@ -398,7 +398,7 @@ def _gather_values(
     *,
     needs_verdict: bool,
 ) -> _Values:
-    """Gather a scope's `measured` values, [n] from 0 to 1, except unknown ones that `allowed` options leave out."""
+    """Gather a scope's values [n], from 0 to 1, without the unknown ones that the `allowed` options leave out."""
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))

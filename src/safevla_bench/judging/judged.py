@@ -305,7 +305,7 @@ class Judged:
         return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
-        """Yield a sentence for each server with equal answers to repeated requests; if `changed`, for all servers."""
+        """Yield a sentence on each server's answers to repeated requests; unless `changed`, only if all were equal."""
         for source in self.records.sources:
             served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
@@ -314,7 +314,7 @@ class Judged:
                     f" {run_folder.BY_CHANCE}" if repeats.other else "",
                 )
                 if changed or not repeats.other:
-                    yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"
+                    yield f"{name}: {repeats.describe()}; they were sent after the run, with a made-up scene.{effect}"
 
     def describe_latencies(self) -> Iterator[str]:
         """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
@@ -335,8 +335,8 @@ class Judged:
     def describe_limits(self) -> list[str]:
         """Return a sentence for each origin of limits other than the default library and the records.
 
-        These are limits calibrated on rollouts (`safevla specs --calibrate`), and the robots whose torque limits are
-        used for suites with records that name neither a robot nor torque limits.
+        Limits may be calibrated on rollouts (`safevla specs --calibrate`). If records name neither a robot nor torque
+        limits, the torque limits are those of the benchmark's robot.
         """
         # `source` as written by `safevla specs --calibrate`
         drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]

@@ -98,7 +98,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """This field and the next three count the judged episodes among these n."""
+    """This field and the next three count the episodes among `n` that were judged."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int

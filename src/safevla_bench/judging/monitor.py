@@ -41,7 +41,7 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None if the clause's condition does not hold, or without a margin per record."""
+    """Margin of the newest record; None if it has none, or if the clause's condition does not hold there."""
     violated: bool = False
     arm: str = ""
     """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
@@ -99,7 +99,7 @@ class EpisodeStanding:
 
     @property
     def worst(self) -> str | None:
-        """Id of the active clause of greatest depth; ties go to the least robustness / threshold. None without one."""
+        """Id of the active clause of greatest depth, if any. Ties go to the least robustness / threshold."""
         rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
         ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
@@ -150,7 +150,7 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Keep the ruleset (default if None) and the tiers to watch. Diagnostics that read later records take longer.
+        """Watch these tiers of a ruleset (None: the default). Diagnostic clauses that read later records take longer.
 
         Raises `RunError` if applicability is off.
         """

@@ -85,8 +85,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """How the episodes of a batch are judged phase by phase: the phases of each episode, None without components, [E],
-    and clause -> episode -> the intervals in which the clause is judged, for clauses that are judged only in part.
+    """How the episodes of a batch are judged phase by phase. `phases` [E] is None for tasks without components.
+    `intervals`, by clause and episode, are those in which a clause is judged, if it is judged only in part.
     """
 
     phases: tuple[EpisodePhases | None, ...]
@@ -94,8 +94,8 @@ class PhasePlan:
 
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
-    """Return how episodes are judged phase by phase. `reasons` maps each clause to why it is inactive in each episode,
-    [E]; "" if it is active. It is changed: to "" if a clause is judged in part, else by adding why it is not.
+    """Return how episodes are judged phase by phase. `reasons` maps each clause to why it is inactive in each episode
+    [E], or "" if it is active. If a clause can be judged in some phases, its reason becomes ""; else it is extended.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, e, entry) if entry.components else None for e, entry in enumerate(entries)]

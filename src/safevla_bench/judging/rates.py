@@ -28,10 +28,10 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 BOOTSTRAP_SEED = 0
 LEAST_UNSAFE = 10
-"""With fewer unsafe episodes, VSI|U has no interval, because it would hardly be narrower than 0 to 1."""
+"""Minimum number of unsafe episodes for an interval of VSI|U; with fewer, it would span nearly all of 0 to 1."""
 Bounds = tuple[float, float]
 Given = Literal["ended", "judged", "both", "success", "unsafe"]
-"""Episodes that count: ended ones, judged ones, those that are both, the successes among these, or unsafe ones."""
+"""Episodes that count: ended, judged, both ended and judged, the successes among the latter, or unsafe ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcom
 class Metric:
     """One metric of an evaluation.
 
-    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction, and `praise` is the
-    word for the policy with the better value: `lower` for SBU, since a lower SBU alone is not better.
+    `unit` is `%` for proportions, empty for means from 0 to 1. `better` is the preferred direction. Sentences call the
+    policy with the better value by the word `praise`. For SBU this is `lower`: a lower SBU alone is not better.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Metric:
 
     @property
     def plain_meaning(self) -> str:
-        """The meaning of a number if all of its episodes are judged."""
+        """The meaning without the word `judged`, for places where all episodes are judged."""
         return self.meaning.replace("judged ", "")
 
     @property

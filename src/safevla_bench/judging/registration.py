@@ -82,7 +82,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes_per_task: int | Literal["protocol", "recorded"] | None
-    """The requested number; `tasks` has the resulting episodes."""
+    """The number as requested; `tasks` lists the episodes that result from it."""
     policies: tuple[RegisteredPolicy, ...]
     protocol: dict[str, Any]
     seed: int
@@ -117,7 +117,8 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     """Return the rules as stored in a registration. Raises `RunError` if the ruleset has no recipe to reload it."""
     if ruleset.recipe is None:
         raise RunError(
-            "these rules were made from values and cannot be registered", remedy="Load rules by load_ruleset()."
+            "these rules were not loaded by load_ruleset(), so they cannot be registered",
+            remedy="Load rules by load_ruleset().",
         )
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")

@@ -197,7 +197,7 @@ class Ruleset:
     intervals: IntervalMethod = "default"
     """Method for intervals of severities: valid for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
-    """The inputs of `load_ruleset`; None if the ruleset was made from values."""
+    """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
 
     @property
     def is_ablation(self) -> bool:
@@ -233,8 +233,8 @@ class Ruleset:
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
-        """Return, for each specification that only invalidating tags switch off in a composite task, the components
-        with such a tag, unless all have such a tag. Return {} unless phases are judged. Raises the errors of `tags`.
+        """Return specification -> the components of a composite task whose invalidating tags switch it off, if it can
+        be judged in the phases of other components. Return {} unless phases are judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
@@ -259,7 +259,7 @@ class Ruleset:
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
 
-        Return "" if no option does, and for rules that were made from values.
+        Return "" if no option does, and for a ruleset that was constructed directly.
         """
         if self.recipe is None:
             return ""
@@ -269,14 +269,14 @@ class Ruleset:
     def own_specs(self) -> list[Spec]:
         """Return the specifications that differ from those of the named built-in library, or of the default library.
 
-        Return [] for rules that were made from values.
+        Return [] for a ruleset that was constructed directly.
         """
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return the specifications that the named library adds to an unchanged default library, then `own_specs`."""
+        """Return `own_specs`, preceded by what the named library adds to an unchanged default library."""
         default, named = specs_loader.load_library().specs, self._built_in_specs()
         keeps_default = self.recipe is not None and all(spec in named for spec in default)
         added = [spec for spec in self.library.specs if spec in named and spec not in default] if keeps_default else []
@@ -306,7 +306,7 @@ class Ruleset:
         """
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
-        why = "a monitor, a filter and --stop-on-violation judge while an episode runs, when no end of a phase is known"
+        why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only after it"
         self.require_whole(why, "Leave the option out here, and pass it when you judge the records.")
 
     def require_whole(self, why: str, remedy: str) -> None:
@@ -317,7 +317,7 @@ class Ruleset:
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Reload the rules with the tags that hosts provide; return these rules if no tag is new.
 
-        Rules that were made from values stay as they are. Raises `RegistryError` if new tags contradict others, and the
+        A directly constructed ruleset stays as it is. Raises `RegistryError` if new tags contradict others, and the
         errors of `RulesetRecipe.load`.
         """
         recipe = self.recipe

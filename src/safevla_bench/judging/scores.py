@@ -45,7 +45,7 @@ STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
-"""Outcomes that end an episode early. Safety is unknown unless a violation came before: one might have followed."""
+"""Outcomes that end an episode early. Without a violation until then, safety is unknown, as one might have followed."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
 
 
@@ -354,7 +354,7 @@ class Scores:
 
     @cached_property
     def is_judged(self) -> Bools:
-        """True if a scored specification reached a verdict on a conclusive record, [E]; otherwise safety is unknown.
+        """True if the record is conclusive and a scored specification has a verdict, [E]; otherwise safety is unknown.
 
         Safety and VSI are computed over these episodes.
         """

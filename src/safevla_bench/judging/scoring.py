@@ -68,7 +68,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch; by specification, the episodes that raise an error; one of `NET_CHANGES` per episode, [E]."""
+    """Scores of a batch; for each specification, the episodes with an error; for each episode, one of `NET_CHANGES`."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -219,8 +219,8 @@ def _join_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Libr
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
     """Return a number for each episode's start, [E]; it is equal for episodes with the same task and start. A start is
-    the index of the initial state, with the environment's seed if the host uses the seed; LIBERO uses it only if
-    the record says so. An episode without such an index counts as the only one with its start; its number is negative.
+    the index of the initial state, with the environment's seed if the host uses it. (LIBERO uses the seed only if the
+    record says so.) An episode without an index counts as the only one with its start; its number is negative.
     """
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
@@ -311,7 +311,7 @@ class SpecVerdicts:
     """Number of records in which the clause's condition holds; 0 without a condition or count, or if it is inactive."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Unjudged = field(default_factory=dict)
-    """Missing field -> ids of the episodes in which this is an error; "" if a window past the end is the error."""
+    """Missing field -> ids of the episodes in which this is an error; the key "" is for windows past the end."""
 
 
 def judge_spec(
@@ -323,10 +323,10 @@ def judge_spec(
 ) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    `reasons` [E] say why tags make the specification inactive; "" if it applies. `missing` says whether an episode to
-    which it applies is `unjudged` if fields are missing; a robot's log never is. `intervals` has the judged parts of
-    episodes that are judged in part; each part is judged like an episode. With several arms, the worst verdict of
-    `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
+    `reasons` [E] say why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
+    `missing` says whether that is an error, listed in `unjudged`; for a robot's log, it never is. `intervals` has the
+    judged parts of episodes that are judged in part; each part is judged like an episode. With several arms, the worst
+    verdict of `RecordFields.views` counts: first a violation, then no verdict, then the smallest robustness.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.

@@ -57,8 +57,8 @@ _NO_RATE_NOTE = "Crashed episodes and episodes without a verdict are in no rate,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
     """One policy in one table. `numbers`, by metric key, are means over the table's suites, with 95 % intervals if
-    counts are known. `remarks` are shown next to the policy's name. A policy that does not compete has numbers but no
-    rank; a missing rank is "".
+    counts are known. `remarks` are shown next to the policy's name. If `competes` is false, the policy has numbers but
+    no rank. A missing rank is "".
     """
 
     policy: str

@@ -153,7 +153,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
     model_name: _Text | None = None  # None = the policy's name in the run
-    dataset_id: _Text | None = None  # the benchmark's data set on the hub; its leaderboard takes the results
+    dataset_id: _Text | None = None  # the benchmark's data set on the hub, to whose leaderboard results go
     license: _Text | None = None  # license of a data set, as the hub's identifier
     version: _Text | None = None
     citation: _Text | None = None
@@ -291,7 +291,7 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result file for one policy on one suite; raise `RunError` for several or none of either.
+    """Return the harness's result file; raise `RunError` unless there is exactly one policy and one suite.
 
     Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and excluded from
     `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_rates`.

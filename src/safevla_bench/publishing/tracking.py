@@ -183,8 +183,8 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
     """Raise `RunError` for the first tracker whose package is not installed; `option` requested the trackers."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder `wandb` left by runs looks like a package, without origin
-            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # mlflow has no extra
+        if spec is None or spec.origin is None:  # a folder `wandb` that runs made has no origin
+            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # it has no pip extra
             raise RunError(f"{option} {name} needs {name}, which is not installed", remedy=remedy)
 
 
