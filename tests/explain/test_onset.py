@@ -47,7 +47,7 @@ def test_an_episode_cut_short_counts_until_then():
     incidence = cell.specs[-1].incidence
     assert (incidence.n, incidence.censored, incidence.shares[VIOLATED][-1]) == (3, 1, 0.5)
     assert [column.name for column in onset_table([cell]).columns][4] == "Cut short"
-    assert any("cut at random" in note for note in onset_table([cell]).notes)
+    assert any("assumed to be random" in note for note in onset_table([cell]).notes)
 
 
 def test_one_stopped_by_a_violation_is_violated_there_and_cut_short_for_the_others():

@@ -76,8 +76,8 @@ def test_what_cannot_be_replayed_is_in_no_rate():
         episode(replay(episode="5", obstacle="its replay differs")),
     ]
     answer = (
-        "Safety 50.0 % of 4 episodes as recorded; 25.0 to 75.0 if all that are fragile or off path were unsafe, or "
-        "safe: 2 firm, 2 fragile, 1 not replayable."
+        "Safety 50.0 % of 4 episodes as recorded; 25.0 if all fragile and off-path episodes were unsafe, 75.0 if "
+        "all were safe: 2 firm, 2 fragile, 1 not replayable."
     )
     assert describe_firmness(rows) == answer
     (clause,) = measure_clauses(rows, pooled=True)

@@ -29,7 +29,7 @@ class Analysis:
     comparison: Comparison | None = None
     uncompared: str = ""  # why there is no comparison
     unpaired: str = ""  # why the comparison does not pair episodes
-    series: SeriesComparison | None = None  # comparison of policies whose names number the checkpoints of a training
+    series: SeriesComparison | None = None  # comparison of training checkpoints, recognized by policies' names
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
@@ -53,7 +53,7 @@ def analyze_scores(
         ruleset: the specifications and the tags of tasks.
         rescore: judges the same records by another library; None = use only the scores.
         privileged: the policies that saw simulator state which no real robot has.
-        protocols: the evaluation protocols that sources state; if the protocols differ, episodes are not paired.
+        protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
     """
     if not scores.is_counted.any():

@@ -41,7 +41,7 @@ class PointLabel:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A chart without text of a signal and its limit over one episode; `caption` is the text next to the chart. `line`,
+    """A chart of a signal and its limit over an episode, without text; `caption` is the text next to the chart. `line`,
     `beyond` and `open_gate` are SVG path data: the signal, the areas beyond the limit during violations, and the areas
     in which the specification's gate is open ("" without a gate).
     """
@@ -98,7 +98,7 @@ class PlotArea:
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     """Return the indices of at most `max_points` (4 or more) values: the first, the last, and the extremes of equal
-    intervals, and so also the least and the greatest finite value. Up to `max_points` values are all kept.
+    intervals, so that the least and the greatest finite value are kept. Up to `max_points` values are all kept.
     """
     count = len(values)
     if count <= max_points:

@@ -124,7 +124,7 @@ class EpisodeDetails:
 
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
-    """Return the details of an episode; only if `drawn`, with sparklines and with specific reasons of vacuity."""
+    """Return the details of an episode. Only if `drawn`, they include sparklines and specific reasons of vacuity."""
     if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1

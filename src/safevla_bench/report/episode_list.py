@@ -38,13 +38,13 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score, or what is known of an episode without a record, and other columns."""
+    """One row of the list: an episode's score (if it has no record, what is known of it), and further columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
     """Margin of the worst specification, or of the specification that the list is about; None without a verdict."""
-    first_violation_step: int | None = None  # first violation of any scored (or the listed) specification
+    first_violation_step: int | None = None  # first violation of any scored specification, or of the listed one
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
     broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
@@ -73,7 +73,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """Which variations of the physics flip which specifications; None if there are no flips, or no replays."""
+        """The variations that flip verdicts, with the specifications; None if there are no flips or no replays."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
@@ -105,9 +105,9 @@ def list_episodes(
     *,
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
-    """Return a row for every episode, in the order of the sources; or only for the episodes at the indices `only`.
-    `dt_s` [E] are the control steps of the episodes; `stamps_s` is as in `Batch`. With `spec_id`, of any tier, rows are
-    about this specification; episodes on which it has no verdict are left out. Raises `ValueError` for an unknown id.
+    """Return a row per episode, or per episode at the indices `only`, in the order of the sources. `dt_s` [E] are the
+    episodes' control steps; `stamps_s` is as in `Batch`. If `spec_id` is given, rows are about this specification (of
+    any tier), and episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -313,7 +313,7 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     """Return the row that `wanted` names: by a position `:N`, by a whole id, or by an end that only one id has. A plain
-    number only names a whole id; `::1` names the id `:1`. Raises `RunError` unless exactly one row matches.
+    number must be a whole id; `::1` stands for the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]

@@ -38,7 +38,7 @@ class EpisodeEntry:
 
     row: episode_list.ListedEpisode
     kind: str  # a key of `ENDINGS`
-    facets: Mapping[str, Sequence[str]]  # filter -> the choices with which the filter shows the episode
+    facets: Mapping[str, Sequence[str]]  # filter -> the values of the filter that match the episode
     details: EpisodeDetails
 
     @property

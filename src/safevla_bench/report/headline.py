@@ -34,7 +34,7 @@ def build_headline(
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; described if there are exactly two, neither of them `noop`.
+        comparison: the comparison of the policies; only described if it has two policies and neither is `noop`.
         mixture: the sentence that `describe_mixture` returns.
     """
     lost = [

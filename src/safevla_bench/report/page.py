@@ -194,7 +194,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
-    """Return a specification's name, its limit, and the excess over the limit that has depth 1, as texts."""
+    """Return a specification's name, its limit, and the excess over the limit at which the depth is 1, as texts."""
     if spec.binary:
         return spec.spec_id, "none is allowed", "any"
     texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]

@@ -226,7 +226,7 @@ def test_many_pairs_are_counted():
     ]
     assert numbers_in(describe(*members)) == [6, 6, 6]
     notes = answer_table(compare(*members)).notes
-    assert any(note.startswith("Rank: from 1") for note in notes)
+    assert any(note.startswith("Rank: at best 1") for note in notes)
     assert any(note.startswith("Best and worst") for note in notes)
 
 

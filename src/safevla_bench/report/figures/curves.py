@@ -171,8 +171,8 @@ _FAINT = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
-    """Return the points at which the share of violations rises, [4, k]: the time [s], and the share with the low and
-    high end of its interval [%]. `ANY_LIMIT` also has a point at time 0.
+    """Return the points at which the share of violations rises, [4, k]. The rows are the time [s], the share, and the
+    low and the high end of its interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     found, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
@@ -189,7 +189,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
     key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_FAINT))
     shares = "Share of episodes that have violated a limit so far, of the judged episodes in which the limit applies."
-    band = "Band: 95 % interval of the share for any limit, at each time alone."
+    band = "Band: pointwise 95 % interval of the share for any limit."
     return sheet.draw_panels(
         "When violations begin",
         1.8 if len(cells) <= 2 else 1.05,

@@ -278,7 +278,7 @@ def judged_by_policy(scores: Scores) -> dict[str, Bools]:
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:
-    """Return signs for names in a panel (the names if all fit, else numbers), and whether a key must explain them."""
+    """Return labels for names in a panel (the names if all fit, else numbers), and whether a key must explain them."""
     shown = tuple(map(drawable_text, names))
     if all(len(name) <= count_characters(room_in) for name in shown):
         return shown, False

@@ -186,6 +186,6 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
     missing = [f"{name} ({panel.title})" for panel in value.panels for name in panel.missing]
     return [
         " ".join(sentences),
-        *([f"Not shown, without a verdict or stopped by a violation: {', '.join(missing)}."] if missing else []),
+        *([f"Not shown, because success or safety is unknown: {', '.join(missing)}."] if missing else []),
         *value.remarks,
     ]

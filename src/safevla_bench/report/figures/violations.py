@@ -113,7 +113,7 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return the margins over thresholds, ρ/τ, in judged episodes, for each specification of the safe tier and policy.
+    """Return the margins over thresholds, ρ/τ, in judged episodes, for each policy and specification of the safe tier.
     Specifications that have neither a margin nor a Boolean verdict in any episode are named in `silent`.
     """
     members = sheet.judged_by_policy(scores)

@@ -103,7 +103,7 @@ def matching_counts(printed: float, n: int) -> list[int]:
 
 def printed_rate(printed: float | None, n: int) -> Rate:
     """Return the rate over n episodes for a printed percentage; a rate without value if none is printed. The count is
-    the nearest one that rounds to the percentage; the interval covers the Wilson 95 % intervals of all counts that do.
+    the nearest one that rounds to the percentage; the interval covers the Wilson 95 % intervals of all such counts.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]

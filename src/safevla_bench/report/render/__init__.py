@@ -85,8 +85,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one format as one text. A shared note is only below the first table that has it. Remarks on
-    simulators and rules behind all tables are only below the last table, except in LaTeX. JSON repeats all.
+    """Return the tables in one format as one text. A shared note is only below the first table that has it. If all
+    tables have the same simulators and rules, only the last names them (in LaTeX, all do). JSON repeats all.
     """
     if form == "json":
         return render_json(tables)

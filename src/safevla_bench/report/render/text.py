@@ -27,7 +27,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
     `width` is the maximum width in characters, by default the terminal's; output to a pipe or file is not wrapped. In a
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
-    all begin with the text columns that identify the rows. Only words and numbers can make a line wider.
+    all begin with the text columns that identify the rows. Only a long word or number makes a line wider than `width`.
     """
     marks = _name_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]

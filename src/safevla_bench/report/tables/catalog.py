@@ -85,8 +85,8 @@ class TableInputs:
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield title and cells of each group of suites: the paper's suites of one host, or any other suite alone.
-        `host` selects the groups of one host, None = all. Auxiliary cells are left out, or with `auxiliary` and no
-        `host` form the last group. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        `host` selects the groups of one host, None = all. Auxiliary cells form the last group if `auxiliary` is set
+        and `host` is None; else they are left out. Raises `RunError` if a policy has the same tasks under two names.
         """
         groups: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -203,7 +203,7 @@ class TableKind:
     meaning: str
     build: Builder
     numbers: Mapping[str, str | None] = field(default_factory=dict)  # number of the table in the paper -> its host
-    remedy: str = "Name sources that have episodes for this table, of policies that are not auxiliary."
+    remedy: str = "Name sources that have episodes for this table; episodes of auxiliary policies do not count."
     """What the user can do if the table cannot be built from the runs."""
 
 

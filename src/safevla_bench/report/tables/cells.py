@@ -97,7 +97,7 @@ class Roster:
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if `training` or `auxiliary` names a policy without any episode, recorded or absent."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, not even an absent one."""
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -108,8 +108,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the mark of the best: all except `noop`, published and privileged ones.
-        If all except `noop` are privileged, the privileged ones compete. `noop` competes only if it is alone.
+        """Return the policies whose values may be marked as the best. Published policies are never marked, privileged
+        policies only if no other policy except `noop` remains, and `noop` only if it is the only policy.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
@@ -129,7 +129,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
-        """Return the kind of a policy's training (that for the suite, if published); a dash if it is unknown."""
+        """Return the kind of a policy's training, for a published policy on this suite; a dash if it is unknown."""
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -330,7 +330,7 @@ Cells = Mapping[str, Summary]  # suite -> the cell of one policy
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value; if `competes` is set, the cell can get the marks of its column."""
+    """A cell with its exact value; if `competes` is set, it may be marked as the best or largest of its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -347,7 +347,7 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
     """Return the unweighted mean over suites, with its interval; for P[U|S] this is a mean of ratios. The cell is a
     dash if a suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as
-    P[U|S] without a success, are excluded; then the cell shows the number of suites and does not compete for marks.
+    P[U|S] without a success, are excluded; then the cell shows the number of suites and is never marked as the best.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):

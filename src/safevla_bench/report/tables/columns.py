@@ -97,8 +97,8 @@ def format_ends(metric: Metric, ends: Bounds | None) -> str:
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return the cell of a summary's metric; a dash and the reason without verdict or value. The cell shows the
-    metric's number of episodes if it differs from the usual number, such as n, or for P[U|S] the number of successes.
+    """Return the cell of a summary's metric; if it has no verdict or value, a dash with the reason. The cell shows
+    the metric's number of episodes if it differs from n (for P[U|S], from the number of successes).
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
@@ -173,7 +173,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
     if reasons:
         yield (
             f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over "
-            "the other episodes; if their number is not n, it is below the value."
+            "the other episodes; a line below the value shows their number, if it is not n."
         )
 
 

@@ -42,11 +42,11 @@ def difference_table(comparison: Comparison) -> Table:
         text_column("B", lambda row: row.of.second) if several else None,
         size,
         here,
-        Column("p", "of equal policies on the same tasks", partial(_pvalue_cell, "p_value")),
+        Column("p", "p-value if the policies are equal on the same tasks", partial(_pvalue_cell, "p_value")),
         Column("p, adj.", adjusted, partial(_pvalue_cell, "p_adjusted")) if several else None,
         by_task,
-        Column("p by task", "of differences symmetric about 0", partial(_pvalue_cell, "p_by_task")),
-        Column("adj.", "not below p", partial(_pvalue_cell, "p_by_task_adjusted")),
+        Column("p by task", "p-value if tasks' differences are symmetric about 0", partial(_pvalue_cell, "p_by_task")),
+        Column("adj.", "the larger of both adjusted p-values", partial(_pvalue_cell, "p_by_task_adjusted")),
         Column("without one task", "least and greatest", lambda row: format_ends(row.metric, row.of.leave_one_out)),
         text_column("Better", lambda row: verdict_cell(row.of, row.metric, row.compared.primary)),
     )
@@ -57,7 +57,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return the columns of a difference and its intervals; rows must have a `metric`, and the difference as `of`."""
+    """Return the columns of a difference and its intervals; each row has a `metric`, and its difference is `of`."""
     here, elsewhere = "interval if the same tasks were run again", "interval if other tasks like these were run"
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
@@ -96,7 +96,7 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 def verdict_cell(item: Difference, metric: Metric, primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `identical`, `undecided` or `no`; a dash if there is no
     difference or no adjusted p-value. For SR and clean success the word is `better`, for SBU `lower`. The cell also
-    says that a result holds only on these tasks, if so, and that it is exploratory, unless the metric is `primary`.
+    says if the result holds only on these tasks, and if it is exploratory because the metric is not `primary`.
     """
     words = {
         "identical": item.identical,
@@ -130,8 +130,8 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         yield f"No verdict: {reason}."
     if undecided := [item.unknown for item in differences if item.undecided or item.undecided_by_task]:
         yield (
-            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict. With the worst or "
-            "best results for one side, these episodes could change the verdict. --allow-crashed decides without them."
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict. If all "
+            "these episodes favored one policy, the verdict could change. --allow-crashed decides without them."
         )
     yield from intervention_notes(comparison)
     yield from comparison.warnings
@@ -141,7 +141,7 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
     """Yield sentences on each filter of actions: its changes and cost, and the episodes that it improved or spoiled."""
     for item in comparison.interventions:
         steps = item.extra_steps
-        cost = "" if steps is None else f" In pairs of successes, the filter changes the steps by {steps:+.1f}."
+        cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
         changes = ActionChanges(item.actions, item.changed, item.mean_change * item.changed)
         yield f"{item.policy}: a filter {changes}.{cost}"
         for what, names in (("Violations gone", item.saved), ("Successes lost", item.spoiled)):
@@ -155,8 +155,8 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     rest = f" The other {count} verdicts are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} marks the primary verdict.{rest}"
     yield (
-        f"A policy is better on these tasks if p is at most {level}{adjusted}. It is better for tasks like these, too, "
-        "if this also holds for p by task, which supposes that the tasks' differences are symmetric. The number of "
+        f"A policy is better on these tasks if p is at most {level}{adjusted}. It is also better for tasks like these "
+        "if p by task is that small, supposing that the tasks' differences are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts likelier, except with eval --until."
     )
     items = (item for _, metric in _scoped_metrics(comparison) for item in metric.differences)
@@ -200,7 +200,7 @@ def _points(item: Difference, sign: int = 1) -> str:
 
 
 def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
-    """Return the table of effects, changed minus unchanged suite in points, with a row for each policy and change."""
+    """Return the table of effects in points (changed minus unchanged suite), with a row for each policy and change."""
     columns = (
         text_column("Policy", lambda row: row.policy),
         text_column("Changed", lambda row: row.change),
@@ -212,12 +212,13 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "nothing that is recorded"),
     )
     together = (
-        f"Differences are changed minus unchanged, on the same tasks, initial states and seeds. Together, the "
-        f"intervals hold at {format_compact(100 * report.confidence)} % on these tasks, because each holds at "
+        f"Each difference is changed suite minus unchanged suite, on the same tasks, initial states and seeds. "
+        f"Together, the intervals hold at {format_compact(100 * report.confidence)} % on these tasks, because each "
+        "holds at "
         f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
     mixed = (
-        f"The simulator differs as well as the suite for {row.change} of {row.policy}: {'; '.join(row.mixtures)}."
+        f"For {row.change} of {row.policy}, not only suites but also simulators differ: {'; '.join(row.mixtures)}."
         for row in report.changes
         if row.mixtures and row.change != CONTROL
     )
@@ -225,5 +226,5 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:
-    item, none = row.differences[metric.key], Cell.dash("no pair has a value of both suites")
+    item, none = row.differences[metric.key], Cell.dash("no pair has values for both suites")
     return none if item.difference is None else Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)

@@ -118,11 +118,11 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
     for item in items[:_MOST_NAMED]:
         if item.tipping is not None:
             better, worse = _order(item, metric)
-            most = f"at most {item.tipping} of its episodes without a value count against it, no matter which, and"
+            most = f"at most {item.tipping} of its episodes without a value count against it (any of them), and"
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
                 f"{most if item.tipping else 'none of its episodes without a value counts against it and'} "
-                f"none of those of {worse} does."
+                f"all episodes of {worse} without a value count in its favor."
             )
 
 
@@ -262,7 +262,9 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
     which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
-    level = f"Intervals (for rates, Wilson's) and verdicts hold at {format_level(comparison)}. {which}.{weights}"
+    level = (
+        f"Intervals (for rates, Wilson's) and verdicts are at {format_level(comparison)} confidence. {which}.{weights}"
+    )
     return _scope_table(comparison, scope, compared, (level, *notes))
 
 
@@ -278,7 +280,9 @@ def _scope_table(
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
         text_column("Rank", lambda policy: format_ranks(_find_standing(lead, policy).ranks)) if has_ranks else None,
     )
-    shared = f"Rank: from 1 + the number of policies shown to be better in {METRICS[lead.metric].label} on these tasks."
+    shared = (
+        f"Rank: at best 1 + the number of policies shown to be better in {METRICS[lead.metric].label} on these tasks."
+    )
     picked = "Best and worst policy are picked after the fact: ranks allow for this, values and intervals do not."
     return tabulate(title, comparison.policies, *columns, notes=(*notes, shared if has_ranks else "", picked))
 

@@ -232,7 +232,7 @@ def replay_table(batch: Batch) -> Table | None:
         text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
         Column("States", "number of compared states", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
         Column("Diverges by", "largest divergence, with its body or joint", lambda row: _largest_cell(row[1])),
-        text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
+        text_column("Verdict", lambda row: _about_cell(row[2]), "what the episode's verdict applies to"),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
 

@@ -57,7 +57,7 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
         SUITE,
         text_column("Specification", lambda row: row.spec.spec_id),
         text_column("Kind of body", lambda row: format_kinds(row.kinds)),
-        Column("Episodes", "episodes violating by such a body", lambda row: Cell.count(row.episodes, "bad")),
+        Column("Episodes", "episodes with such a violating body", lambda row: Cell.count(row.episodes, "bad")),
         Column("%", "of the judged episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
         Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
         text_column("Bodies", lambda row: _format_bodies(row.violations), "with numbers of episodes"),
@@ -117,7 +117,7 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
             "Each record counts as one control step. A displaced body stays in violation until it is put back.",
-            "Below each mean is its 95 % interval (Gaffke), for any times up to the longest horizon of the cell.",
+            "Below each mean is its 95 % interval (Gaffke), for any distribution up to the cell's longest horizon.",
         ),
         name="exposure",
     )
@@ -150,8 +150,8 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
-            "success or in failure. An episode cut short before a violation counts until the cut, as if cut at random.",
-            "Below each share is its 95 % interval at that time alone (Wilson).",
+            "success or in failure. If it is cut short before, it counts until the cut, which is assumed to be random.",
+            "Below each share is its pointwise 95 % interval (Wilson).",
         ),
         name="onset",
     )
@@ -198,7 +198,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
             "Below each share is its 95 % interval (Wilson), below κ its 95 % credible interval (Jeffreys).",
             "A label is unknown if the record has none, or if the episode ended early without a cost.",
         ),
-        dash=f"{NO_VALUE} as κ: both call all episodes safe or all unsafe, so that κ is undefined.",
+        dash=f"{NO_VALUE} as κ: if label and verdict call all episodes safe, or all unsafe, κ is undefined.",
     )
 
 

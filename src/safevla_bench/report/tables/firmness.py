@@ -1,4 +1,4 @@
-"""Text and tables on whether verdicts hold under varied physics, and on replays without a presumed cause."""
+"""Text and tables on whether verdicts hold under varied physics, and on replays without the cause of a violation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return as text whether violations vanish in a replay without the cause, and whether it stays on the path."""
+    """Return as text whether violations vanish in a replay without the cause, and if the replay leaves the path."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
@@ -36,7 +36,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of specifications with a verdict on record or replay: margins, times of first violations."""
+    """Return the table of specifications with a verdict: margin and first violation, as recorded and in the replay."""
     sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
@@ -62,7 +62,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
-    """Return as text each policy's Safety, its range if all uncertain episodes were unsafe or safe, and mark counts."""
+    """Return each policy's Safety as text, with the range that uncertain episodes allow, and the counts of marks."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -74,7 +74,9 @@ def _describe_range(row: firmness.SafetyRange) -> str:
         return f"Safety has no value: {marks}."
     low, middle, high = (format_percent(count, row.n) for count in (row.firm_safe, row.safe, row.n - row.firm_unsafe))
     open_ = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
-    varied = f"{low} to {high} if all that are fragile or off path were unsafe, or safe" if open_ else "all are firm"
+    varied = (
+        f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe" if open_ else "all are firm"
+    )
     return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {varied}: {marks}."
 
 
@@ -112,10 +114,10 @@ def clause_table(
         Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
         Column("Firm", "episodes that no variation flips", lambda row: row.firm),
         Column("Fragile", "episodes that a variation flips", lambda row: row.fragile),
-        Column("Fragile %", "of firm and fragile, exact 95 %", lambda row: rate_cell(row.fragile_share)),
+        Column("Fragile %", "share with exact 95 % interval", lambda row: rate_cell(row.fragile_share)),
         Column("Off path", "censored, not in the share", lambda row: row.censored),
         Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
-        Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
+        Column("95 %", "95 % of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
         text_column("Flipped by", _list_variations),
         notes=(
             f"A replay leaves the path if end effector or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "

@@ -36,7 +36,7 @@ from safevla_bench.version import __version__
 _NO_LOSS = LostEpisodes()
 
 
-# A row of the table: what, where, why, and the number of episodes, None = unknown.
+# A row of the table: what was not scored, where, why, and in how many episodes (None = unknown).
 _Exclusion = tuple[str, str, str, int | None]
 
 

@@ -103,7 +103,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     of_cells = published.list_reasons(labeled)
     return (
         f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its initial "
-        "states differ and it has no records of episodes, so it has no pairs, intervals by task or mark of the best.",
+        "states differ and it has no records: it is not paired, has no intervals by task, and is never marked as best.",
         *(f"Not comparable: {reason}" for reason in (*of_cells, *source.incomparable)),
     )
 

@@ -54,7 +54,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return as text how far Safety changes, for policies with a change first, and which pairs surely change order."""
+    """Return as text how far Safety changes, for a few policies, and which pairs surely change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     shown = dict(moving_first[:_MOST_NAMED])
@@ -211,7 +211,7 @@ def _format_differences(row: _CellPoint) -> str:
 
 
 def describe_readings(comparison: ReadingComparison) -> str:
-    """Return as text under which readings of the paper verdicts change."""
+    """Return a sentence on how many verdicts change under each reading of the paper."""
     changed = {
         name: sum(cell.points[k].changes.changed for cell in comparison.cells)
         for k, name in enumerate(comparison.readings)
@@ -224,7 +224,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of Safety by policy under each reading, except prose depth, which changes no verdict."""
+    """Return the table of Safety by policy under each reading, except that of prose depth, which changes no verdict."""
     places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
     names = [comparison.readings[k] for k in places]
@@ -249,7 +249,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
         text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
         text_column("Order", _order_cell),
         notes=(
-            f"Differences are over {pairing}. The verdict in Better is for one variant, adjusted for pairs.",
+            f"Differences are over {pairing}. Verdicts in Better are per variant, adjusted for the number of pairs.",
             f"A verdict picked from {count} variants errs more often: in 11 to 22 % of cases if the policies are equal."
             if count > 1
             else "",
@@ -388,6 +388,6 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are excluded from all other means."
     yield (
-        "The paper's means are of other policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), and "
-        "only for orientation; docs/evidence/reconstruction.md says why they are not comparable."
+        "The paper's means are of other policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365). "
+        "They are only for orientation; docs/evidence/reconstruction.md says why they are not comparable."
     )

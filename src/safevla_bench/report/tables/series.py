@@ -65,8 +65,8 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     level = " to ".join(f"{format_compact(round(100 * value, 2))} %" for value in dict.fromkeys(levels))
     return [
-        "Below each gain is its interval if the same tasks were run again. Together, the intervals of all gains of a "
-        f"suite hold at 95 % (each at {level}). A gain is over the episodes that both runs finished."
+        "Below each gain is its interval for repeated runs of the same tasks. The intervals of all gains of a suite "
+        f"together have 95 % confidence (each alone: {level}). A gain is over the episodes that both runs finished."
     ]
 
 
@@ -92,7 +92,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
     if not points:
-        return [f"Which one rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
+        return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both."]
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
     return [
         *describe_trends(curve.trends),

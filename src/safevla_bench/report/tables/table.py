@@ -67,7 +67,7 @@ class Cell:
     def estimate(
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a cell with a value and its interval `ends` (if any) below, both times `scale`; a dash for None."""
+        """Return a cell with a value and below it the interval `ends`, both multiplied by `scale`; a dash for None."""
         if value is None:
             return cls.dash()
         text, detail = format_fixed(scale * value, digits), format_interval(*ends, digits, scale) if ends else ""

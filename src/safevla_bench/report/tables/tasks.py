@@ -141,7 +141,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     )
 
 
-_ONLY_IN_PHASES = "Within phases, displacement counts from the phase's start, so that some violations arise only there."
+_ONLY_IN_PHASES = "In a phase, displacement counts from the phase's start: some violations occur only in phases."
 
 
 def _is_compared(spec: SpecColumn) -> bool:
