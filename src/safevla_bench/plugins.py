@@ -46,12 +46,12 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 
 def is_trusted(named_by: Path | None) -> bool:
-    """Return whether the file may name code and files. None stands for the user's arguments, which always may."""
+    """Return whether the file may name code and files; True for None, which stands for the user's arguments."""
     return named_by is None or named_by.resolve() in _trust.get()[0]
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
-    """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted, see `is_trusted`."""
+    """Raise `RunError` if the file `named_by` names calls or files (`uses`) but is not trusted (see `is_trusted`)."""
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
         problem = f"it names code or files without permission, so none of these was used: {'; '.join(uses)}"
@@ -142,7 +142,7 @@ class PluginGroup:
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            # A plug-in can raise any exception; its distribution is responsible, except for a `SafevlaError`.
+            # A plug-in can raise any exception; if it is not a `SafevlaError`, it is a fault of the distribution.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

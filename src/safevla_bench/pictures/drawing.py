@@ -164,5 +164,5 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 
 def format_reading(chart: TraceChart, shown: str) -> str:
-    """Return the value `shown` with the chart's limit, such as `288 N, limit 200 N`; a margin has no limit."""
+    """Return the value `shown` with its limit, such as `288 N, limit 200 N`; or a margin, such as `margin 0.2`."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"

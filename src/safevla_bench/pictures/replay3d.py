@@ -26,9 +26,9 @@ POSITION_M = 1e-4  # resolution of positions and vertices [m]
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Most triangles of a mesh with a diagonal of 1 m (else times diagonal^0.6), and lower and upper bound of the number.
+# A mesh may have 4500 * d^0.6 triangles, where d is its diagonal in meters; this maximum is clipped to [40, 5000].
 _TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
-# Size of the grid cells in which vertices are merged first [m], because MuJoCo repeats a vertex for each triangle.
+# Vertices in one cell of a grid with this cell size [m] are merged first: MuJoCo repeats a vertex for each triangle.
 _WELD_M = 1e-6
 
 
@@ -196,7 +196,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    turns = mesh.triangles.argmin(axis=1)  # rotate indices: the smallest first, same orientation
+    turns = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
     turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])

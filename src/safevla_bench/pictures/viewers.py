@@ -68,7 +68,7 @@ class ViolationEvent(NamedTuple):
 class Timeline:
     """One episode of n records; `times_s` [n] are seconds since record 0."""
 
-    recording_id: str  # RUN/POLICY/EPISODE/DIGESTS: digests of the records and the rules, with `-` between
+    recording_id: str  # RUN/POLICY/EPISODE/DIGESTS, with the digests of records and rules joined by `-`
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
@@ -188,7 +188,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     for trace in timeline.traces:
         line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins differ by specification
+        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins are per specification
         yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
         yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
         yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every

@@ -62,7 +62,7 @@ class Calibration:
         if not math.isfinite(self.interval[1]):
             needed = episodes_needed(self.quantile)
             few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not give"
-            return f"{few} an upper bound of this quantile: {needed} would"
+            return f"{few} an upper bound of this quantile: at least {needed} are needed"
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below this limit"
         if self.floor is not None and self.limit <= self.floor:
@@ -131,7 +131,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the smallest of the `ordered` values (at least one) that the share `quantile` of them does not exceed.
+    """Return the smallest of the `ordered` values that is greater than or equal to a share `quantile` of them.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0

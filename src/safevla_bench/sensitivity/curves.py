@@ -52,7 +52,7 @@ class ThresholdSetting(msgspec.Struct, frozen=True):
 
 
 class ThresholdVariant(msgspec.Struct, frozen=True):
-    """A name, and by specification the thresholds that replace the library's; empty = the library unchanged."""
+    """A name, and the thresholds that replace the library's, by specification; empty = no changes."""
 
     name: str
     settings: dict[str, ThresholdSetting]
@@ -67,7 +67,7 @@ class SweepRequest(msgspec.Struct, frozen=True):
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in a variant: a family or group gets the threshold `to` (in `unit`), or its threshold times `times`."""
+    """A change in a variant: the threshold of a family or group becomes `to` [`unit`], or is multiplied by `times`."""
 
     family: str
     to: float | None = None
@@ -194,7 +194,7 @@ def apply_variant(
         formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
         specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
     # A foreign log may hold float32 values, which are compared more coarsely; scores do not mark these values.
-    # With three or more phases, a clause may have several intervals, and one without a verdict may decide the result.
+    # With three or more phases, a clause may have several intervals; an interval without a verdict may be decisive.
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
     is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
     if scores.is_marked(FOREIGN_LOG).any() or not is_decided:

@@ -31,7 +31,7 @@ from safevla_recorder.episode import Bools, Floats
 
 PHYSICS = "sensitivity-physics.json"  # the file in a run folder that holds its replays under varied physics
 LEFT_PATH_M = 0.01
-"""A replay leaves the recorded path when the end effector or a target is farther than this from its position [m]."""
+"""A replay leaves the path when the end effector or a target is farther than this from its recorded position [m]."""
 RECORDED = "recorded"  # name of the replay under unchanged physics
 
 Comparison = Literal["same", "flips", "left"]
@@ -131,7 +131,7 @@ def tracked_path(batch: Batch) -> Floats:
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
-    """Return flags of the records in which two paths, [n, bodies, 3] in m, are too far apart (n of the shorter one)."""
+    """Return [n], whether two paths, [n, bodies, 3] in m, are too far apart. The shorter path determines n."""
     count = min(len(recorded), len(replayed))
     apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
     off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
@@ -166,7 +166,7 @@ class EpisodeFirmness:
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
     def verdict(self, replay: PhysicsReplay) -> Comparison:
-        """Compare the verdict on the episode; a specification that the replay does not decide counts as recorded."""
+        """Compare the verdict on the episode; an undecided specification keeps its recorded verdict."""
         flipped = set(self.flips(replay))
         broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         if (not broken ^ flipped) != self.is_safe:
@@ -182,7 +182,7 @@ class EpisodeFirmness:
 
     @property
     def reason(self) -> str:
-        """The variations that flip specifications, or else make a replay leave the path; or why there is no replay."""
+        """Why the verdict is not firm (flips, replays that leave the path, or no replay)."""
         if self.mark == "fragile":
             flips = {replay.variation: self.flips(replay) for replay in self._with_verdict("flips")}
             return "; ".join(f"{name}: {', '.join(ids)}" for name, ids in flips.items())
@@ -310,7 +310,7 @@ class Counterfactual:
         return sides[0] is not None and sides[0].first is not None, sides[1] is not None and sides[1].first is not None
 
     def select(self, broken: tuple[bool, bool]) -> list[str]:
-        """Return the specifications with this result of `is_broken`: (violated as recorded, and without the cause)."""
+        """Return the specifications whose `is_broken` is `broken`: (violated as recorded, violated in the replay)."""
         return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
 
     @property
