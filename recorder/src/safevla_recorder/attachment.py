@@ -58,8 +58,8 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. Their width is not checked: a state of
-        another width matches none of them. Raises `HostError` if the simulator has no initial states.
+        """Set the task's initial states, [count, state] or a single state. Their width is not checked: if it is wrong,
+        no state of the simulator matches any of them. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
@@ -108,7 +108,7 @@ class RecordableEnv(ABC):
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if robosuite's reset keeps the old simulation, so that seed and initial state determine no start."""
+        """True if robosuite's reset keeps the old simulation, so that seed and initial state do not fix the start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
@@ -122,7 +122,7 @@ class RecordableEnv(ABC):
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that `safevla eval` would write, except facts about the start that only it knows."""
+        """Return the header that `safevla eval` would write, without facts that only `safevla eval` knows."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -202,7 +202,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # checks only if it is installed; the version may be outdated
+            importlib.metadata.version(name)  # only to check whether it is installed: this version may be outdated
             return {**versions, name: __version__}
     return versions
 
@@ -473,12 +473,12 @@ class EpisodeCutter:
             return
         number, announced = self._waited + 1, self._rules.wait_steps
         problem = f"step {number} after the reset moves the arm, but the first {announced} should be settling steps"
-        remedy = f"Pass record(..., wait_steps={self._waited}), or the number of your loop's still steps after a reset."
+        remedy = f"Pass record(..., wait_steps={self._waited}), or your loop's number of settling steps after a reset."
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "the first step after %d settling steps does not move the arm either, but counts for the policy"
+            problem = "the first step after %d settling steps leaves the arm still too, but is recorded as the policy's"
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(f"%s: {problem};  {remedy}", self._env.task.task_id, self._rules.wait_steps)
         try:
@@ -549,7 +549,7 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # not that of an exception group
+        is_traceback = "Traceback (most recent call last)" in reason  # false for an exception group
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

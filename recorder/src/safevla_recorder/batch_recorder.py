@@ -35,7 +35,7 @@ from safevla_recorder.recorder import Reading, SceneMap, Shape, assemble_recordi
 Array = Any  # A NumPy array, a torch tensor, or another argument of `numpy.asarray`
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of each pair [N]: `PEAK` and `SUM` of the forces that count, over substeps; `NOW` is of the last substep."""
+"""Readings of each pair [N]: the largest counted force, the sum of counted forces, and the last substep's force."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
@@ -73,7 +73,7 @@ class BatchRecorder:
         self._action_size: int | None = None
         self._substeps = 0
         self._sums: dict[str, Array] = {}  # peaks, sums and last values in the current control step
-        # Substeps that each pair must be apart before it counts (see `BodyPairs`), and how many remain, [N, K].
+        # For how many substeps each pair must be apart before it counts, in all and from now on, [N, K].
         self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2))
 
     def begin(
@@ -136,7 +136,7 @@ class BatchRecorder:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
         `begin`, and the arm's torques [N, J] in N·m.
 
-        Raises `HostError` if no world has begun, or if families or sizes differ from those of record 0. After such a
+        Raises `HostError` if no world has begun, or if readings or sizes differ from those of record 0. After such a
         difference, all worlds must begin again.
         """
         running = self._require_running()
@@ -166,10 +166,10 @@ class BatchRecorder:
         subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step driven by `action` [N, A], after its last physics step and before any
-        reset. Return the episodes that end with this record, those with true `done` [N], in the order of worlds.
+        reset. Return the episodes of worlds with true `done` [N], which end with this record, in the order of worlds.
 
-        Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
-        sizes differ from those of record 0. After an error, the call can be repeated.
+        Raises `HostError` if no world has begun, if no substep was recorded since the last record, or if bodies,
+        readings or sizes differ from those of record 0. After an error, the call can be repeated.
         """
         self._require_running()
         if not self._substeps:
@@ -250,7 +250,7 @@ class BatchRecorder:
         return {name: values for name, values in rows.items() if values is not None}
 
     def _lay_out(self, rows: Mapping[str, Array]) -> Array:
-        """Return each world's readings as one row, [N, F]. Record 0 determines the families and their order."""
+        """Return each world's readings as one row, [N, F]. Record 0 determines which readings these are."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -286,7 +286,7 @@ class BodyPairs:
     shapes: Ints  # [2, K], indices in `SceneMap.shapes`
     bodies: Ints  # [2, K], indices in `roles`, the lower index first
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Maps a body (its index) that both finger groups may touch to the masks of its pairs with each group, [K]."""
+    """The bodies that both finger groups may touch, by index; masks [K] mark a body's pairs with each of the groups."""
     needed_substeps: Floats
     """Successive substeps for which a pair must be apart before it counts, [2, K]: one row for the case that it does
     not touch in record 0, and one for the case that it does. 0 = it counts at once, inf = never."""
@@ -347,7 +347,7 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return the last three fields of `BodyPairs`, from filters for no contact and for all contacts in record 0."""
+    """Return the last three fields of `BodyPairs`, found by two filters: no pair or every pair touches in record 0."""
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
     apart, touching = (ContactFilter(probed, first) for first in (none, every))

@@ -133,7 +133,7 @@ CONTACT_COLUMNS = {
 }
 """Dtype of each column of `contacts`. `step` is the record's number. NaN = the force or impulse was not recorded."""
 FORCES = ("force_n", NET_FORCE)
-"""Forces of a contact: `force_n`, the largest at a single contact point, and `net_force_n`, that of the two bodies."""
+"""A contact's forces: `force_n` is the largest at one contact point, `net_force_n` the net force of the two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)

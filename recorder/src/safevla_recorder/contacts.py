@@ -260,7 +260,7 @@ class ContactFilter:
         self.dropped = _dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the resting geom pairs from 1 in the table `_fate`; return each pair's two indices in it, [2, S]."""
+        """Give the S resting geom pairs the numbers 1 to S in the table `_fate`; return their indices in it, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])

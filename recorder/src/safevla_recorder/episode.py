@@ -132,7 +132,7 @@ class EpisodeArrays:
 
 
 FIXTURES = "fixtures"
-"""Header field: each fixture's position [3] in m and quaternion [4] wxyz, by root body; missing if seeds give them."""
+"""Header field: each fixture's position [3] in m and quaternion [4] wxyz, by root body; missing if a seed sets it."""
 SIMULATION = "simulation"
 """Header field: facts, in addition to versions, that affect a trajectory's last digits; see `read_simulation`."""
 

@@ -133,7 +133,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Prepare a folder at `out`, without writing it; `volatile` are run.json's facts that differ between runs."""
+        """Prepare a folder at `out`; write nothing yet. `volatile` are facts in run.json that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
         self._run: dict[str, Any] = {
@@ -193,7 +193,7 @@ class RunFolder:
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
-        """Read an existing folder, to continue it. Raises `RunError` for damage or another host or protocol."""
+        """Continue an existing folder. Raises `RunError` if it is damaged, or if its host or protocol differs."""
         place = errors.Place(file=str(self.path / RUN))
         try:
             self._written = (self.path / RUN).read_bytes()
@@ -223,8 +223,8 @@ class RunFolder:
         return self._begun[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = no such file), then its row,
-        and run.json if it has changed. Raises `FileError` if a file cannot be written.
+        """Write an ended episode under `raw/`: first its `.npz` with the bytes `content` (None = no such file), then
+        its row. Write run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self._take_turn():
             # The number is taken before writing: garbage collection of another environment may write an episode too.
@@ -327,7 +327,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 def _shorten(path: Path) -> str:
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell is in the current folder
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell is in this process's folder
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -581,7 +581,7 @@ def _read_field(name: str, value: object) -> Any:
     kind = _TYPES.get(name)
     fits = plain is None or kind is None or (type(plain) is kind and plain != "")
     if not fits or (name == "dt" and plain is not None and not plain > 0):
-        raise _refuse(name, f"the value is {plain!r}", f"Give a value of the type {_TYPES[name].__name__}; dt above 0.")
+        raise _refuse(name, f"the value is {plain!r}", f"Give a value of type {_TYPES[name].__name__}; dt must be > 0.")
     return plain
 
 

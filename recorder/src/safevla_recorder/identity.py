@@ -172,7 +172,7 @@ def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> b
 
 class OfficialTask(NamedTuple):
     """A task of an official suite; `init_states` is the number of its initial states. `instruction` is None if it
-    varies by episode; `init_states` and the hash are None if no initial states exist, or they are not an array.
+    varies by episode. `init_states` and `init_states_sha256` are None if the task has no array of initial states.
     """
 
     name: str

@@ -294,8 +294,8 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file in an installed suite, if its name and content are an official task's;
-    None for other files. The installed suite's order is ignored, because LIBERO-plus has another order.
+    """Return benchmark and index of a BDDL file in an installed suite, if its name and content are those of an official
+    task; None for other files. The installed suite's order is ignored, because LIBERO-plus has another order.
     """
     path = bddl_file.resolve()
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)

@@ -64,7 +64,7 @@ class RecordingSession:
 
     def _attach(self, simulator: object) -> None:
         self._begun = self._begin(simulator)
-        self._begun[0].owner = self  # so this session lives as long as the environment
+        self._begun[0].owner = self  # keeps this session alive as long as the environment
 
     def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if not known_kinds():
@@ -136,8 +136,8 @@ class RecordingSession:
 
 
 def _has_failed() -> bool:
-    """Return whether an exception ends this process; False for a `SystemExit` of the main process, unknown here."""
-    error = sys.exc_info()[1]  # only known in a child of `multiprocessing` before Python 3.13
+    """Return whether an exception ends this process. A `SystemExit` of the main process cannot be seen here."""
+    error = sys.exc_info()[1]  # None except in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
@@ -207,7 +207,7 @@ def record(
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds such an
-            environment or makes it in its first reset. One that replaces a closed environment is recorded too.
+            environment or makes it in its first reset. If a wrapper replaces a closed environment, recording continues.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's

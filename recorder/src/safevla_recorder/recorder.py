@@ -85,8 +85,8 @@ def assemble_recording(
 def subgoal_fields(
     names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return fields of an `EpisodeArrays`: the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their
-    names.
+    """Return two fields of an `EpisodeArrays`: the channel of sub-goals, true where `holds` [n, G] is not 0, and
+    `extra` with the sub-goals' names added.
     """
     return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 
@@ -116,7 +116,7 @@ class EpisodeLog(ABC):
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # number of a record that was decoded before its end, and is refused
+        self._torn: int | None = None  # number of the record that is refused, because it was decoded before its end
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -258,7 +258,7 @@ class SceneMap:
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
     """The recorded forces of contacts. With `net_force_n`, each contact has the vector of the force on its second
-    shape, in the world frame [N], [3]. With `net_force_n` alone, it is the net force of both shapes, as in GPU engines.
+    shape, in the world frame [N], [3]. With `net_force_n` alone, the vector is the net force between the two shapes.
     """
     torque_source: str | None = None
     """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another name; None = unknown."""
@@ -491,7 +491,7 @@ class EpisodeRecorder(EpisodeLog):
         substep, since the record has the torques of this substep.
 
         Raises `HostError` if no episode has begun, if no substep was recorded since the last record, if bodies,
-        families or sizes differ from those of record 0, or if records were read in the middle of this control step.
+        readings or sizes differ from those of record 0, or if records were read in the middle of this control step.
         """
         self.require_episode()
         if not self._substeps:
@@ -568,7 +568,7 @@ class _ContactBuffer:
 
 
 def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise `HostError` if the bodies, families or sizes of a record or substep differ from those of record 0."""
+    """Raise `HostError` if a record or substep has other bodies, readings or sizes than record 0."""
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"

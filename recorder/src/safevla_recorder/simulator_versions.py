@@ -72,8 +72,8 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return a record's results-version: how many changes of results there were up to its version of safevla-bench or
-    safevla-recorder; None if `versions` lacks both.
+    """Return a record's results-version: the number of releases with changed results, up to the record's version of
+    safevla-bench or safevla-recorder. Return None if `versions` lacks both packages.
 
     Records of one results-version can be compared, regardless of package versions.
     """

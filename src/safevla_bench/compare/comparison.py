@@ -1,8 +1,8 @@
 """Comparison of policies in SR, Safety and related metrics: differences, verdicts, and ranges of ranks.
 
 The verdict on Safety over all suites is primary; all other verdicts are exploratory. A scope is one suite, or all
-suites pooled. Within one scope and metric, p-values are adjusted for the number of pairs of policies. There are two
-p-values: one for these tasks, and one for tasks like these (see `Difference`).
+suites pooled. Each pair of policies gets two p-values: one for the tasks that were run, and one for other tasks like
+these (see `Difference`). Within one scope and metric, p-values are adjusted for the number of pairs of policies.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Compared = TypeVar("Compared")
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one metric: the metric's value and interval over the n episodes in which it is defined.
 
-    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` is the best
-    rank that the policy can have, 1 + the number of policies shown to be better, and the worst rank, the number of all
-    policies minus the number shown to be worse. It is null if there are only two policies.
+    If policies are not paired, n counts the pooled episodes of the tasks that all policies ran. `ranks` has two ranks:
+    the policy's best possible rank is 1 + the number of policies shown to be better, and its worst possible rank is the
+    number of all policies minus the number shown to be worse. `ranks` is null if there are only two policies.
     """
 
     policy: str
@@ -86,8 +86,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    allow_crashed: bool = False  # True if a verdict is given even if episodes without a value could change it
-    across_seeds: bool = False  # True if initial states are paired, each with its mean over seeds
+    allow_crashed: bool = False  # True if verdicts are given that episodes without a value could change
+    across_seeds: bool = False  # True if the means over seeds of each initial state are paired
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
     """Texts, each naming a suite and a package that has several versions in the suite's episodes; empty = none."""
@@ -208,7 +208,7 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The differences of R pairs of policies, each split by task, [R, K], and paired rates also by state, [R, N]."""
+    """The differences of R pairs of policies, their parts by task, [R, K], and, for paired rates, by state, [R, N]."""
 
     differences: list[Difference]
     by_task: Floats
@@ -329,7 +329,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MOST_TIPPING = 10  # maximum number of pairs of policies whose tipping point is computed; reports name only three
+_MOST_TIPPING = 10  # compute tipping points for at most so many pairs of policies; reports name only three
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
@@ -342,7 +342,7 @@ def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
     """Return the standing of a policy with these values, [n]. If `is_counted`, the interval is Wilson's for the sum of
-    the values; otherwise, it is that of the mean of `means`, the means by start, with their `weights`.
+    the values. Otherwise, it is the interval of the mean of `means`, which are means by start, with these `weights`.
     """
     n, total = len(values), float(values.sum())
     if is_counted:
@@ -403,8 +403,8 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
 
 
 def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
-    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values`
-    holds those of the known values and then, if a value is unknown, those of the two extremes (see `add_extremes`).
+    """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` has
+    the p-values of the known values and, if any value is unknown, also those of the two extremes (see `add_extremes`).
     """
     if item.p_value is None:
         return item

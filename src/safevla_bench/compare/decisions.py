@@ -1,13 +1,13 @@
-"""Decisions from comparisons: the ranking under other thresholds, the choice of a policy, gates against another run.
+"""Decisions from comparisons: rankings under other thresholds, the choice of a policy, and gates against a baseline.
 
 The chosen policy is the best in one metric among the policies that satisfy the conditions. The intervals of all
-candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction), so that those of the chosen
-policy are valid however it was chosen. The chosen policy is compared with the runner-up by the ordinary test, which
+candidates and metrics hold simultaneously (exact intervals with Bonferroni's correction). So the chosen policy's
+intervals are valid in spite of the choice. The chosen policy is compared with the runner-up by the ordinary test, which
 needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461;
 K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
-A gate against another run, the baseline, limits a policy's difference from the baseline on the same episodes. Its
-interval is for these tasks, not for tasks like these, since the same benchmark is run again. One end of the interval
+A baseline is another run. A gate against it limits a policy's difference from it on the same episodes. The interval is
+for the tasks that were run, not for others like them, since the same benchmark is run again. One end of the interval
 counts each episode without a value at its worst, and the other end at its best, unless such episodes are left out.
 """
 
@@ -64,8 +64,8 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...]  # policies of equal Safety keep the order of the first variant
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs of policies that differ significantly under the first variant, and in the opposite direction under this
-    variant. The first policy of a pair is safer under the first variant, and the second policy under this variant."""
+    """Pairs of policies whose difference is significant under both the first variant and this one, but with opposite
+    signs. The first policy of a pair is safer under the first variant, and the second policy under this variant."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
-        """The variants under which a significant difference of two policies is opposite to that in the reference."""
+        """The variants under which two policies differ significantly, with a sign opposite to that in the reference."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
 
 
@@ -105,8 +105,8 @@ def rank_under_variants(
         headers: the headers of the episodes in `scores`, in the same order, [E].
         library: the specifications that judged the scores.
         variants: the variants of the thresholds; the first is the reference.
-        rescore: a function that judges the same records with another library; needed for a variant that the recorded
-            extremes do not decide.
+        rescore: a function that judges the same records with another library; needed if the recorded extremes of the
+            signals do not determine the verdicts under a variant.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
 
     Raises the same errors as `apply_variant`.
@@ -172,8 +172,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     `comparison` compares the chosen policy with the runner-up, the next best policy whose estimates satisfy all
     conditions. It is null if there is no runner-up, or if the two cannot be compared. `unpaired` says why their
-    episodes are not paired. `episodes` is the number of episodes per task and policy that would make their difference
-    significant for tasks like these, with 80 % probability and if the true rates equal the measured ones.
+    episodes are not paired. `episodes` is the number of episodes per task and policy with which their difference would
+    be significant for tasks like these with 80 % probability, if the true rates equal the measured rates.
     """
 
     metric: GateMetric
@@ -310,7 +310,7 @@ def check_against(
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
 ) -> GateReport:
-    """Check how policies differ from a baseline, against the gates that name this baseline.
+    """Check the differences of policies from a baseline against limits: the gates that name this baseline.
 
     Each policy is compared with the baseline's policy of the same name, or with the baseline's only policy.
 
@@ -320,7 +320,7 @@ def check_against(
         gates: at least one, each with a `baseline`.
         per: whether to judge each policy over all its suites pooled ("policy"), or in each suite separately ("cell").
         confidence: joint confidence of the intervals; None = the point estimate decides.
-        lost: further gaps in the episodes of either run, each as one sentence.
+        lost: sentences about other episodes that either run lacks.
         allow_crashed: leave out episodes without a value, and ignore `lost`.
 
     Raises the same errors as `check_gates`, and `RunError` if there is no baseline, or if the baseline has other

@@ -44,7 +44,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
     policies differ so much on other tasks of this kind? They give a verdict only if the policies differ on these tasks.
     For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` (`only_second`)
-    counts pairs in which only the first (second) policy has the metric's outcome; null for means and if unpaired.
+    counts pairs in which only the first (second) policy has the metric's outcome (null for means, or if not paired).
     """
 
     first: str
@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Mean difference over initial states of equal weight; if episodes are independent, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0, even if an end is 0
+    excludes_zero: bool = False  # True if `p_value` is significant; an end of `ci` at 0 then lies outside `ci`
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs that both policies finished and that have a value; null if episodes are independent."""
@@ -60,12 +60,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The smallest and the largest difference that the unknown values allow; null if all values are known."""
     p_at_extremes: float | None = None
-    """The larger `p_value` at the two `extremes`; 1 if the signs of the differences vary; null if all are known."""
-    p_by_task_at_extremes: float | None = None  # the larger `p_by_task` at the two `extremes`; 1 or null as above
+    """The larger p-value at the two `extremes`; 1 if their signs or that of `difference` differ; null as above."""
+    p_by_task_at_extremes: float | None = None  # the same for `p_by_task`
     tipping: int | None = None
-    """How many episodes without a value may at most count against the better-looking policy, so that this policy stays
-    significantly better. All such episodes of the other policy count in the other policy's favor. With several
-    policies, the error is divided by the number of pairs. Null if even zero is too many, or if not computed."""
+    """The largest number of the better-looking policy's episodes without a value that can count against it while it
+    stays significantly better. All such episodes of the other policy count in that policy's favor. With several
+    policies, the error is divided by the number of pairs. Null if not even zero is possible, or if not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
@@ -132,8 +132,8 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies, given as indices, over the initial states of all parts, as
-    `paired_differences` does. `PairedResults.state_gaps` describes `fill`.
+    """Return the difference of two policies, given as indices, over the initial states of all `parts` together.
+    `PairedResults.state_gaps` describes `fill`.
     """
     gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     of_parts = (part.tasks for part in parts)
@@ -153,9 +153,9 @@ def paired_differences(
 ) -> list[Difference]:
     """Return the differences of R pairs of policies over initial states. A state's value is the mean over its seeds.
 
-    Rates with one episode per state use McNemar's mid-p test and Tango's interval, made consistent with each other.
-    Rates with several episodes per state use sign flips of the pairs, without counts. VSI uses Gaffke's interval and
-    the test that corresponds to it. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no
+    Rates with one episode per state use McNemar's mid-p test and Tango's interval; both lead to the same verdict. Rates
+    with several episodes per state use sign flips of the pairs, and have no counts. VSI uses Gaffke's interval and the
+    test that corresponds to it. `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no
     difference and no p-value.
 
     `gaps` is the first policy's value minus the second's in each state, NaN if either is unknown, [R, N]. `places` is
@@ -230,13 +230,13 @@ def unpaired_differences(
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
     """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and the
-    differences in each task, [R, K], 0 in tasks that only one policy or neither ran. Tasks have equal weight.
+    differences in each task, [R, K], which are 0 in tasks that not both policies ran. Tasks have equal weight.
 
-    Rates use the stratified score test and its interval; on a single task, Barnard's test and Newcombe's interval, made
-    consistent with each other. VSI, and rates with several episodes per start, use Gaffke's interval of each policy's
-    mean, and combine both intervals into one of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like
-    these, need at least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
-    `sides` has the values of each pair's first policy, and those of its second policy, [R] each.
+    Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
+    interval; both lead to the same verdict. VSI, and rates with several episodes per start, combine Gaffke's intervals
+    of the two means into one of the difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at
+    least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
+    The two members of `sides` are the values of the first policies of the R pairs, and those of the second policies.
     """
     summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
     (first, n, mine), (second, m, theirs) = (
@@ -307,9 +307,9 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured` [R] with three kinds of results added: on these tasks, without any one task, and for tasks like
-    these. `parts` are the sums of values and the weights in each task, [R, K] each. A task of weight 0 does not count;
-    rows without any weight are unchanged.
+    """Return `measured` [R] with three kinds of results added: on these tasks, with one task left out, and for tasks
+    like these. `parts` are the sums of values in each task, [R, K], and the tasks' weights, [R, K]. A task of weight 0
+    does not count. A row in which all weights are 0 is unchanged.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -455,7 +455,7 @@ class _BoundedMeans:
         """Return the test of pairs of policies, [Q], over the tasks that are kept for each pair, [Q, K].
 
         The p-value is the error level at which the interval just reaches 0. It is interpolated between the intervals of
-        24 levels. If `only_side`, the p-value is exact only in whether it is above or below 1 - confidence.
+        24 levels. If `only_side`, the p-value only shows on which side of 1 - confidence it is.
         """
         z = intervals.normal_quantile(confidence)
         steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
@@ -466,7 +466,7 @@ class _BoundedMeans:
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
             )
             for k in (0, 1)
-        )  # each part is [Q, 3, L]: the mean, and its distances from the two ends of each of L intervals
+        )  # each part [Q, 3, L] has a mean, and its distances from the lower and upper ends of L intervals
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
         reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
@@ -508,7 +508,7 @@ def least_tasks(confidence: float) -> int:
 
 
 def interval_bounds(interval: intervals.Interval | None) -> Bounds | None:
-    """Return an interval's ends; None if there is no interval, or if its ends are equal: zero spread proves nothing."""
+    """Return an interval's ends; None if there are none, or if they are equal, since zero spread proves nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

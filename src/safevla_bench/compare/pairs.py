@@ -136,10 +136,10 @@ class PairedResults:
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
-        """Return two arrays for R pairs of policies (given as indices, [R, 2]). The first has the first policy's mean
-        minus the second's in each initial state, as in `state_means`, [R, N], NaN if a mean does not exist. The second
-        says whether each policy has just one episode of every state, [R]. `fill` is a value for the first policy's
-        unknown episodes, and one for the second's. Unknown episodes crashed, were stopped, or have no verdict.
+        """Return two arrays for R pairs of policies (given as indices, [R, 2]). The first array, [R, N], has the first
+        policy's mean minus the second's in each initial state (see `state_means`); it is NaN where a mean is missing.
+        The second array, [R], says whether each policy has just one episode of every state. `fill` has two values that
+        replace the unknown values of the first and the second policy: of crashed, stopped and unjudged episodes.
         """
         sides = [self._fill(metric, end) for end in fill or (None, None)]
         if not self.by_state:
@@ -155,7 +155,7 @@ class PairedResults:
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
     def _average(self, values: Floats) -> tuple[Floats, Ints]:
-        """Return the means of the known values [R, K] in each of N states, and the number of values in each, [R, N]."""
+        """Average the known values [R, K] in each of N states; return means [R, N] and numbers of values [R, N]."""
         order = np.argsort(self._state_numbers, kind="stable")
         firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
         known = ~np.isnan(values[:, order])
@@ -280,13 +280,13 @@ _STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] 
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""Maps the name of each field that determines an episode's start, in addition to the initial state, to its reader."""
+"""Name -> reader of each field that, together with the initial state, determines an episode's start."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **policy_results.IDENTITY_FIELDS,
 }
-"""Maps the name of each field that says which task an episode ran to its reader; an unknown value, "", matches all."""
+"""Name -> reader of each field that says which task an episode ran; the unknown value "" matches any value."""
 
 
 _TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {

@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of all changes. A policy's control comes last. `each_confidence` is the confidence of an interval."""
+    """The effects of all changes. A policy's control comes last. `each_confidence` is that of a single interval."""
 
     confidence: float
     each_confidence: float
@@ -186,12 +186,12 @@ def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with and without a filter. Counts are of `pairs` that both finished; names are of filtered episodes."""
+    """The effect of a filter on a policy, in the `pairs` of episodes that finished with and without the filter."""
 
     policy: str
     without: str
     actions: int  # number of actions in all episodes of the filtered `policy`
-    changed: int
+    changed: int  # number of these actions that the filter changed
     mean_change: float  # mean norm of the change of an action over the changed actions, in the units of the action
     pairs: int
     violations: int  # number of pairs with two verdicts in which the episode without the filter is unsafe
@@ -201,8 +201,8 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     clean: tuple[int, int]  # numbers of clean successes without the filter, and with it
     extra_steps: float | None
     """Mean number of steps that the filter adds in pairs of two successful episodes; None = there is no such pair."""
-    saved: tuple[str, ...]  # episodes that are unsafe without the filter, and safe with it
-    spoiled: tuple[str, ...]  # episodes that succeed without the filter, and fail with it
+    saved: tuple[str, ...]  # filtered episodes that are safe, but unsafe without the filter
+    spoiled: tuple[str, ...]  # filtered episodes that fail, but succeed without the filter
 
 
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:

@@ -28,7 +28,7 @@ from safevla_recorder.simulator_versions import physics_versions, results_versio
 UNNAMED = "(unnamed)"
 Key = TypeVar("Key")
 TaskKey = tuple[str, str]  # suite and task
-Protocols = Sequence[Mapping[str, object]]  # of the sources that have a protocol; unequal protocols prevent pairing
+Protocols = Sequence[Mapping[str, object]]  # of all sources that have one; if two differ, episodes are not paired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class PolicyResults(EpisodeOutcomes):
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()  # suites that were simulated with substitutes for the host's own assets
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """Maps an episode to the number of resets after its environment was seeded and before the reset that began it."""
+    """Maps an episode to the number of resets between the seeding of its environment and the reset that began it."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """Maps each RoboCasa episode whose record has its kitchen to the values that determine its start."""
+    """Maps each RoboCasa episode to the values that determine its start, if its record has them."""
     left_out_clauses: tuple[str, ...] = ()
-    """Warnings about clauses that were not judged in these episodes, on request or because logs lack needed data."""
+    """Warnings about scored clauses by which these episodes were not judged, with the reasons."""
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -285,7 +285,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
-        yield f"Forces are not comparable: in {named} they are net forces of two bodies, in others of contacts."
+        yield f"Forces are not comparable: in {named} they are net forces, in others those of single contacts."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"No specification reached a verdict for {silent}. There, and over all suites, only SR is compared."
     if stopped := ", ".join(name_stopped_suites(results)):
@@ -358,7 +358,7 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
         "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
     ),
 }
-"""Maps the name of each field that proves which task an episode ran to its reader; "" = unknown."""
+"""Name -> reader of each field that proves which task an episode ran; the value "" means unknown."""
 
 
 def list_arms(header: Header) -> str:
@@ -385,7 +385,7 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
-    """Return the indices of two sides with different values for the same keys, and these keys; None if all agree."""
+    """Return the indices of two sides that disagree, and the keys with different values; None if all sides agree."""
     known: dict[Key, tuple[object, int]] = {}
     for k, side in enumerate(sides):
         found: dict[int, list[Key]] = {}

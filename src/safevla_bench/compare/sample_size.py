@@ -39,8 +39,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan for the verdict of `compare` for tasks like these (sign flips), or on a single task (McNemar's test).
 
     `episodes` is the number of episodes per policy and task that detects the difference with the requested power; null
-    if no number does. With fewer than `least_tasks` tasks, no number of episodes reaches that power; null if a million
-    tasks are too few.
+    if no number does. With fewer than `least_tasks` tasks, no number of episodes reaches that power. `least_tasks` is
+    null if even a million tasks are too few.
     """
 
     rates: tuple[float, float]
@@ -79,7 +79,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         asked = self.request
         spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
         same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
-        unrelated = "" if asked.discordant else " (as if independent; --assume discordant=SHARE sets a pilot's share)"
+        unrelated = "" if asked.discordant else " (for independent outcomes; --assume discordant=SHARE sets another)"
         share = format_fixed(100 * self.discordant, 1)
         return f"{same if asked.tasks > 1 else ''}{share} % of the pairs differ{unrelated}"
 
@@ -186,8 +186,8 @@ def _normal_draws(tasks: int) -> Floats:
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
     """Return the power of McNemar's test with mid-p-values over n pairs.
 
-    `discordant` is the share of pairs in which the policies differ. The power is exact: a sum over the binomial number
-    of such pairs, and over the binomial number of such pairs that the first policy wins.
+    `discordant` is the share of pairs in which the policies differ. The power is exact: it sums the probabilities of
+    all numbers of such pairs, and of all numbers of them that the first policy wins. Both numbers are binomial.
     """
     from scipy.special import bdtr, bdtrik
 

@@ -38,7 +38,7 @@ GAINS = (SR, SAFETY)  # the metrics that are compared with the first run of the 
 
 @dataclass(frozen=True, slots=True)
 class SeriesLabel:
-    """The number in a run's name, and the text before and after it, which all runs of a series share."""
+    """The number in a run's name, and the text before and after the number; all runs of a series share this text."""
 
     value: float
     before: str
@@ -100,7 +100,7 @@ class SeriesPoint:
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of these finished."""
+    """Page's test for a trend of one metric over ordered checkpoints, on the initial states that all have finished."""
 
     metric: str
     states: int
@@ -109,7 +109,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
     unknown: int = 0  # number of planned episodes without a value; the test omits them at every checkpoint
     p_at_worst: float | None = None
-    """`p_adjusted` with all unknown episodes against the trend; 1 if this reverses the trend; null if all are known."""
+    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it; null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
         label = read_label(result.name)
         if label is None:
             problem = f"policy name {result.name!r} contains no number, so it cannot be placed in a series"
-            raise RunError(problem, remedy="Name the run, such as 1000=runs/x, or leave it out.")
+            raise RunError(problem, remedy="Name the run by a number, such as 1000=runs/x, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         members.sort(key=lambda member: member[0])

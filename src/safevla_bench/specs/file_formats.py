@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
 A TOML file holds `[[specs]]`, each followed by its alternates. It may declare tags in `[tags.<class>]`, and signals in
-`[signals.<name>]`. Such a signal is a form of `signals.space` with given arguments. A file with `based_on` starts from
-a built-in library. Each `[[replace]]` in the file names a specification of that library and the keys to change.
+`[signals.<name>]`: the file gives the arguments of one of the forms in `signals.space`. A file with `based_on` starts
+from a built-in library. Each `[[replace]]` in the file names a specification of that library and the keys to change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_MORE)},
 }
-"""Maps each library's name to its files, in library order. There are three readings of the paper, a reading by net
-forces, limits calibrated on a host, and diagnostics of the force on a wrist sensor, events, impulses, a person's
-safety, rules of handling, and the coordination of several arms."""
+"""The files of each built-in library, by its name. Three libraries are readings of the paper, one judges by net forces,
+and one has limits calibrated on a host. The others add clauses about a wrist sensor's force, events, impulses, a
+person's safety, rules of handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, *_READINGS)
@@ -98,7 +98,7 @@ class LimitRow(ThresholdRow, frozen=True, kw_only=True):
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """Another threshold for the specification above this row in the file, whose values apply to omitted keys."""
+    """Another threshold for the specification above this row in the file. Omitted keys have that one's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
     """The content of library files: specifications in order, declared tags, and the library on which the files are
-    based (None = none). `limits` are new thresholds for these specifications, or for those of a library to extend.
+    based (None = none). `limits` are new thresholds for these specifications, or for those of the extended library.
     """
 
     drafts: tuple[SpecDraft, ...]
@@ -197,8 +197,8 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of one file, which errors call `file`. If `file` ends in .toml, the format is TOML; otherwise,
-    it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
+    """Return the content of the file at `path`. `file` is its name in errors. If this name ends in .toml, the format is
+    TOML; otherwise, it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
@@ -441,8 +441,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None unless
-    there is exactly one, or if substituting the number and restoring the placeholder changes the formula.
+    """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None for no
+    or several such comparisons, or if substituting the number and then restoring the placeholder changes the formula.
     """
     predicates = {
         (node.left.name, node.operator)

@@ -191,7 +191,7 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_signal_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
-        for threshold in () if entry.row.binary else (None, unit):  # None first: errors are simpler without the unit
+        for threshold in () if entry.row.binary else (None, unit):  # first without the unit, for simpler error messages
             checked, of_margin = check_units(formula, signal_unit, threshold)
             _check_conditions(entry.row, checked, entry.origin)
             _check_unit(entry.row, of_margin, entry.origin)
@@ -414,8 +414,8 @@ def _format_value(value: float | bool) -> str:
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
     """A specification with a trace that satisfies it (`kept`, None if none was found), and traces that violate it
-    (`broken`). Each comparison in the formula decides at least one trace of `broken`: the formula would hold on this
-    trace if the comparison were always true, or always false. `idle` lists comparisons that decide no trace found.
+    (`broken`). A comparison decides a trace if the formula would hold on this trace if the comparison were always true,
+    or always false. Each comparison decides at least one trace of `broken`; `idle` lists the comparisons that do not.
     """
 
     spec: Spec
@@ -425,10 +425,10 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find simple traces of four records: one that satisfies a specification, and some that violate it. Numeric signals
-    are a multiple of the value at which a comparison flips, in all records or in two of them, else 0. A
-    Boolean signal is true in all records, in two, or in none. Of all such traces, those nearest to the limit are
-    returned.
+    """Find simple traces of four records: one that satisfies a specification, and some that violate it.
+
+    A numeric signal is 0 except in two or all records, where it is a multiple of a value at which a comparison flips.
+    A Boolean signal is true in all records, in two, or in none. Traces nearest to the limit are preferred.
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)

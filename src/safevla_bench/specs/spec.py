@@ -77,10 +77,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Library:
-    """Specifications in library order, which breaks ties. `legacy` maps older to current ids; `vocabulary` has tags.
+    """Specifications in library order, which also resolves ties. `legacy` maps older ids to current ids.
 
     Raises:
-        SpecError: by `library[spec_id]`, if no specification has that id.
+        SpecError: no specification has the id in `library[spec_id]`.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Library:
 
     @cached_property
     def digest(self) -> str:
-        """The hexadecimal sha256 of everything that can change a verdict, a depth or a tie, but not of other texts."""
+        """The hexadecimal sha256 of everything that can change verdicts, depths or ties; it ignores other texts."""
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

@@ -198,7 +198,7 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
 
 
 _BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
-"""MuJoCo's numbers of a box geom and of slide and hinge joints; least half size [m] of a box that marks an interior."""
+"""MuJoCo's numbers for box geoms, and for slide and hinge joints; least half size [m] of boxes that mark interiors."""
 _INSIDES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
@@ -438,8 +438,8 @@ def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
     """Yield once per settling step, a control step that the caller makes in the simulation of `data`. Yields
-    `wait_steps` times, and then up to `rest_steps` times, until all `objects` (bodies that fly free or slide, by name)
-    are at rest: at most 0.05 m/s after two steps in a row, since a thrown object is slow at the top of its flight, too.
+    `wait_steps` times, and then until all `objects` (free or sliding bodies, by name) are at rest, but at most
+    `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """
     slow_steps = 0
     for step in range(wait_steps + rest_steps):

@@ -4,8 +4,8 @@ Between two actions, robosuite runs its controllers once per substep. Each time,
 Jacobians, and asks every observable whether it needs a sample. With this module, robosuite's code runs in the first
 substep of a control step. The other substeps do the same arithmetic on the same numbers in the same order, but reuse
 what the first substep looked up. The replaced methods are those of robosuite 1.4 and 1.5 in `replaced_methods.json`. If
-a class or a hook has a different method, that method is called. robosuite also computes the forward dynamics of one
-state up to three times per substep: see `ForwardDynamics`.
+a class or a hook defines such a method differently, its own method is called. robosuite also computes the forward
+dynamics of one state up to three times per substep: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = None  # faster robots; None = robosuite's own
+        self._robots: list[_Robot14 | _Robot15] | None = None  # None = robosuite's own robots are used
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release, self._attach),
             hook_call(env, "_destroy_sim", self._release),  # frees the old model
@@ -66,7 +66,7 @@ class _SpeedUp:
             self._hooks.append(wrap_method(env, "_pre_action", self._act))
             self._hooks.append(wrap_method(env, "_update_observables", self._observe))
         self._own_action = vars(env).get("_pre_action")
-        self._observables: list[Any] | None = None  # those of the current control step; None = not looked up
+        self._observables: list[Any] | None = None  # None = not looked up in this control step
         self._parts: dict[Any, _Controller] = {}  # maps each controller of robosuite to the faster one
         self._attach()
         # robosuite collects garbage at each reset, which takes 0.1 s if imported objects are not frozen.
@@ -111,7 +111,7 @@ class _SpeedUp:
             for robot in self._robots:
                 robot.control(action[first : first + robot.size])
                 first += robot.size
-        except BaseException:  # stop trusting the dynamics, since no later substep does
+        except BaseException:  # no later substep of this control step would end the trust
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
@@ -300,7 +300,7 @@ class _Robot15:
 def _find_law(
     controller: Any, kind: Callable[[Any], _Controller], parts: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return a controller's own `run_controller`, or `run` of a faster controller in `parts`, made if missing."""
+    """Return `run` of a faster controller if there is one, else `controller.run_controller`. `parts` is a cache."""
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Speed15(controller).run
