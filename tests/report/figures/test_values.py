@@ -144,7 +144,7 @@ def test_what_was_not_judged_is_not_a_point_at_a_safety_of_100(layout):
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
     assert [panel.missing for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
     text = " ".join(read(tradeoff.draw_tradeoff(value)))
-    note = "Not shown, without a verdict or stopped by a violation: b (libero-object)."
+    note = "Not shown, because success or safety is unknown: b (libero-object)."
     assert (note.replace(" ", "") in text.replace(" ", "")) == (layout == "suites")
 
 
