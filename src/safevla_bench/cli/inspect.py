@@ -50,7 +50,7 @@ def episodes_command(
         "List only successes, or only failures.", spelling="--success/--no-success", default=None
     ),
     spec: str | None = option(
-        f"Show only this specification, or list only episodes that violate an axis: {', '.join(AXES)}.",
+        f"Show only this specification, or list only episodes that violate this axis: {', '.join(AXES)}.",
         "ID|AXIS",
         shell_complete=completion.SPECS,
     ),

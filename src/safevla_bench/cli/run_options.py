@@ -102,8 +102,8 @@ PLAN_OPTIONS = {
     "filters": repeatable(f"Filter of a policy's actions: {', '.join(coupling.FILTERS)}, or python:module:Class; each "
                           "may be followed by arguments as :KEY=VALUE.", "[POLICY=]FILTER", spelling="--filter",
                           shell_complete=completion.FILTERS),
-    "delays": repeatable("Delay of a policy's answers: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
-                         spelling="--delay"),
+    "delays": repeatable("Delay of a policy's answers: a number of control steps, a time (120ms), or measured.",
+                         "[POLICY=]DELAY", spelling="--delay"),
     "seed": option("Seed of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon in control steps; default: as in the protocol for the suite.", type=options.POSITIVE),
     "shard": option("Run the I-th (from 1) of N shards of the plan; `safevla merge` joins shards.", "I/N",

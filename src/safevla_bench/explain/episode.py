@@ -260,7 +260,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
     """Return what a signal means. In judged phases, it says from which records a displacement is measured."""
     if arm := reading.name_arm():
-        return f"{signal.meaning} The values are of the arm {arm}, which decides."
+        return f"{signal.meaning} These are the values of the arm {arm}, which decides the verdict."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
     firsts = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))

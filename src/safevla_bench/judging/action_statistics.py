@@ -27,7 +27,7 @@ UNIT_M = 0.05  # motion in x, y or z, in meters, for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """Magnitudes of saturated values and of values far beyond ±1; suspicious shares of clipped and of saturated values."""
 STILL = 0.02  # tolerance: the base moves if its components exceed this; a gripper's value this close to 1 means closed
-FEWEST = 10  # minimum number of actions: in fewer actions, repetition may be due to chance
+FEWEST = 10  # minimum number of actions: among fewer, repetition or small values may be due to chance
 
 
 @dataclass(frozen=True, slots=True)

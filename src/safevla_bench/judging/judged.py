@@ -232,7 +232,7 @@ class Judged:
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
-        """Return, for each source, the pairs of policy and suite of the episodes that it has or planned."""
+        """Return, for each source, the pairs of policy and suite of its episodes, recorded or only planned."""
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
             | {(lost.policy, lost.benchmark) for lost in source.absent}

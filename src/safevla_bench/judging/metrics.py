@@ -122,7 +122,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
-    """Number of replays that left their recording, or may have."""
+    """Number of replays that diverged from their recording, or may have diverged."""
     followed_unsafe: Rate | msgspec.UnsetType = msgspec.UNSET
     """Unsafe share of the successful replays that followed their recording; unset without replays. For recordings of
     people, it shows how the limits judge human successes.

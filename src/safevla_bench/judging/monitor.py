@@ -50,7 +50,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause; without a margin, true if the violation begins there."""
+        """True if the newest record violates the clause. Without a margin, only the first violating record counts."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property

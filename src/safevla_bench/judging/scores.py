@@ -43,7 +43,7 @@ INACTIVE, VACUOUS, ACTIVE = range(3)
 State = Literal["inactive", "vacuous", "active"]
 STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
-"""Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
+"""Outcomes that do not count in n: the episode did not run to its end, so that its success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early. Without a violation until then, safety is unknown, as one might have followed."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
@@ -348,7 +348,7 @@ class Scores:
 
     @cached_property
     def is_conclusive(self) -> Bools:
-        """True if the record allows a verdict, [E]: the episode was not cut short, or had a violation before."""
+        """True if the record allows a verdict, [E]: the episode was not cut short, or violated a limit first."""
         cut_short = np.array([outcome in CUT_SHORT for outcome in self.outcome], dtype=np.bool_)
         return ~cut_short | self.unsafe
 
