@@ -43,7 +43,7 @@ from safevla_recorder.errors import truncate_text as truncate_text
 
 class DamageError(RecordError):
     """A file that lost content. If the place of the error names an episode, only that episode was lost. `episodes` is
-    the number of lost episodes that no other error names; None if it is unknown.
+    the number of episodes that the file lost, without those that other errors name; None if it is unknown.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class InvalidActionError(PolicyError):
 
 
 class ReplyError(PolicyError):
-    """A policy server's reply that cannot be read. For the first reply, `ServerRefusedError` replaces this error."""
+    """A policy server's reply that cannot be read. If it is the first reply, `ServerRefusedError` is raised instead."""
 
 
 class ServerRefusedError(PolicyError):

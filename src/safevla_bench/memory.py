@@ -1,4 +1,4 @@
-"""The memory limit while untrusted files are read, which the operating system enforces.
+"""A memory limit, enforced by the operating system, for the time in which untrusted files are read.
 
 In every format a few bytes can expand to gigabytes, and the sizes that a file states are not reliable. So each reader
 runs within `limit_memory`, which lowers the process's soft limit RLIMIT_DATA during its `with` block. An allocation
@@ -74,9 +74,9 @@ class _DataLimit:
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
-        # RLIMIT_DATA counts reserved memory, of which allocators use only a part (pyarrow reserves 1 GiB). A reader
-        # could fill the unused part without reaching a limit above the reserved size. So the limit is based on the
-        # used (resident) memory, unless the process has reserved very much.
+        # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use: pyarrow reserves 1 GiB.
+        # If the limit were the reserved memory plus the budget, a reader could fill the unused reserve, too.
+        # So the limit is the used (resident) memory plus the budget, unless the process has reserved very much.
         limit = max(resident - shared + budget, data + budget // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(bound != resource.RLIM_INFINITY and bound <= limit for bound in (soft, hard)):
@@ -100,7 +100,7 @@ def limit_memory(file: object) -> Iterator[None]:
     except Exception as error:
         if not _is_exhaustion(error):
             raise
-        error.__traceback__ = None  # the traceback's frames would keep the read data alive as long as the new error
+        error.__traceback__ = None  # else its frames keep the file's data in memory as long as the new error exists
         raise memory_error(file) from None
     finally:
         _LIMIT.leave()

@@ -91,8 +91,8 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
 
 
 def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    """Return the rows [lo, hi) of the window counted from each episode's first record, [E] each; lo = hi if it is
-    empty. Raises `FormulaError` if a bound is not a multiple of the control step and there are no time stamps.
+    """Return the rows [lo, hi) of the window that begins to count at each episode's first record; lo and hi are [E],
+    and equal if it is empty. Raises `FormulaError` if, without time stamps, a bound is no multiple of the control step.
     """
     if not _goes_by_stamps(window, trace):
         return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
@@ -136,7 +136,7 @@ def _step_count(bound_s: float, trace: Trace) -> int:
     return min(round(count), int(trace.lengths.max(initial=0)))
 
 
-# Connectives. A Boolean operand decides if it can; otherwise the result is the other operand.
+# Connectives. A Boolean counts as the margin +inf (True) or -inf (False) if the other operand is a margin.
 
 
 def negate(values: Values) -> Values:
@@ -145,7 +145,7 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin, or the `and` of Booleans; if mixed, the margin if the Boolean is True, else -inf."""
+    """Return the smaller margin, or the `and` of Booleans. Of a margin and a Boolean: the margin if True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
@@ -153,7 +153,7 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the larger margin, or the `or` of Booleans; if mixed, +inf if the Boolean is True, else the margin."""
+    """Return the larger margin, or the `or` of Booleans. Of a margin and a Boolean: +inf if True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
@@ -207,7 +207,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
-            is_empty = np.isinf(first) | np.isinf(second)  # infinite, since the signal has nothing to measure
+            is_empty = np.isinf(first) | np.isinf(second)  # a signal is infinite if it has nothing to measure
             if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
                 raise SignalError(problem, remedy="write a < c * b instead of a / b < c")
@@ -261,7 +261,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
         yield from [(np.arange(len(trace)), _with_stamps(trace, steps_s))] if len(trace) else []
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
-        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error has the caller's episode index
+        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error has the index in `trace`
     for step_s in np.unique(steps_s):
         episodes = np.flatnonzero(steps_s == step_s)
         yield episodes, _with_stamps(trace.select_episodes(episodes), steps_s[episodes])

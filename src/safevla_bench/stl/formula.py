@@ -245,7 +245,7 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace `threshold` by a number, or if negative, by a `Negate`. Raises `FormulaError` if it is not finite."""
+    """Replace `threshold` by a number; a negative one is a `Negate`. Raises `FormulaError` if it is not finite."""
     value = signed_constant(threshold)
     return _replace_nodes(formula, lambda node: value if isinstance(node, Threshold) else None)
 
@@ -280,8 +280,8 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 def reverse_empty_windows(formula: Formula) -> Formula:
     """Return the formula in the opposite reading of empty windows: G is -inf there, and F and U are +inf. A window
-    [a,b] is empty if `F[a,b](true)` is false. Only such terms are added, so that the same rules evaluate both readings.
-    A window that starts at 0 is never empty.
+    [a,b] is empty if `F[a,b](true)` is false. Such terms are added to the formula, so that the same rules evaluate both
+    readings. A window that starts at 0 is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -295,10 +295,10 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return two readings: obligations that the episode's end cuts off are kept in the first, broken in the second.
+    """Return two readings: in the first, obligations that the episode's end cuts off are kept; in the second, broken.
 
     An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
-    Without obligations, both are the formula itself.
+    Without obligations, both readings are the formula itself.
     """
     readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
     return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])

@@ -16,7 +16,7 @@ is unknown.
 Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
 that any true values could give. G leaves out a record if its value is unknown, or if it is unknown whether the gate is
 open. A formula that is violated in the best reading is violated for any true values. Any other formula has a verdict in
-two cases: it also holds in the worst reading, or its G judged other records (see `settle_unknown`).
+two cases: it also holds in the worst reading, or it has only G and judged a record (see `settle_unknown`).
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of each episode, [E], and whether unknown values or the end of the episode leave it without
     a verdict, [E]. `rho` [E] is the robustness in the best reading. A violation is always a verdict. A formula with
-    only G keeps `rho` if it judged a record: if `rho` is finite or, for a `binary` specification, which has no margins,
-    if a record of a root G is decided. Any other formula gets the robustness in the worst reading, and no verdict if
-    that is negative. Raises the same errors as `robustness`.
+    only G keeps `rho` if it judged a record: then `rho` is finite. A `binary` specification has no margins; it judged a
+    record if one that a root G covers is decided. Any other formula gets the robustness in the worst reading, and no
+    verdict if that is negative. Raises the same errors as `robustness`.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
@@ -165,7 +165,7 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
 @np.errstate(all="ignore")
 def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
     """Return the number of records of each episode in which the condition of G(a -> b) or a -> b holds, and the number
-    of records examined, [E] each. In a -> b -> c, a and b must hold together. Without G, only record 0 is examined.
+    of records examined, both [E]. In a -> b -> c, a and b must hold together. Without G, only record 0 is examined.
     Return None for any other formula.
     """
     child, parts = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()

@@ -46,7 +46,7 @@ class Fold:
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
 ROUNDING, ROUNDING_SINGLE = 1e-9, 1e-4
-"""Relative difference up to which two numbers count as equal: if both are float64, and if one was stored as float32."""
+"""Relative difference up to which two numbers count as equal. ROUNDING_SINGLE is used if one was stored as float32."""
 BLOCK_RECORDS = 1 << 16
 """Number of records processed at a time. Their float64 values take half a megabyte, which fits into a core's cache."""
 
@@ -200,14 +200,14 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the episodes chosen by a mask [E] or by indices; for all in order, return this trace."""
+        """Return the trace of the episodes that a mask [E] or indices choose; this trace for all episodes in order."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
         return self.cut(chosen, self.starts[chosen], self.starts[chosen + 1])
 
     def cut(self, chosen: Ints, lo: Ints, hi: Ints) -> Trace:
-        """Return a trace with one episode for each entry of `chosen`: its rows [lo, hi). Entries may be repeated."""
+        """Return a trace whose episode k has the rows lo[k]:hi[k] of episode chosen[k]; episodes may be repeated."""
         lengths = hi - lo
         starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)

@@ -217,7 +217,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 
 
 def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Divide both sides of a comparison by its limit, or by 1 of its unit if the limit is not a positive literal."""
+    """Divide both sides of a comparison by its limit; if that is not a positive literal, by 1 in the limit's unit."""
     left, right = predicate.left, predicate.right
     one = syntax.Number(1.0)
     if unit is None or unit == ONE:

@@ -37,7 +37,7 @@ from safevla_recorder.episode import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes at a path, of demonstrations or of vla-evaluation-harness; None if the path has neither.
+    """Return the recorded episodes at a path: demonstrations, or episodes of vla-evaluation-harness; else None.
 
     Raises `RecordError` if a file that looks like one of these cannot be read, if an HDF5 file is missing, or if h5py
     is not installed.
@@ -52,7 +52,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # also finds True and False, which equal 1 and 0 as keys
+_SUCCESSES = {0: False, 1: True}  # True and False as keys find these entries, too: they equal 1 and 0
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -167,7 +167,7 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return a folder's recordings of vla-evaluation-harness, by name; the path itself for an SQLite file; else []."""
+    """Return a folder's recordings of vla-evaluation-harness, sorted by name; [path] for an SQLite file; else []."""
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
     return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []  # .db3: a bag of ROS 2

@@ -69,7 +69,7 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    # Maximum number of further steps after `wait_steps`, which end once the objects are at rest.
+    # Maximum number of steps after `wait_steps` in which the replay waits until the objects are at rest.
     rest_steps: int = 0
     earlier_resets: int | None = None  # resets of the environment since its seeding; None = seeded for this episode
     drawn: bool = False  # True if the start was drawn at random instead of taken from the initial states
@@ -87,8 +87,8 @@ class RecordedActions:
         return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
     def is_of_task(self, task: Task) -> bool:
-        """Return whether the actions are of `task`, by benchmark and id if recorded, else by task name, else by
-        instruction; False if none of them is recorded. LIBERO's suite `libero_spatial` equals `libero-spatial`.
+        """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
+        name, else the instruction; False if none is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
         if self.benchmark is not None:
             names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
@@ -120,14 +120,14 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child process's output: `demos`, or the `error`; neither if memory ran out."""
+    """The first line of the child process's output: `demos` or an `error`. If memory ran out, it has neither."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
 
 
 _CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on the child's processor time: 5 s, plus 1 s per 10 MB
-_IDLE_SECONDS = 60  # limit on the child's wall-clock time: five times its processor time, plus this
+_IDLE_SECONDS = 60  # the limit on the child's wall-clock time is 60 s plus five times the limit on its processor time
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
@@ -224,7 +224,7 @@ _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_
 
 
 def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a dataset. If its path is one that lerobot-eval writes, each has its task and start."""
+    """Yield a dataset's episodes. If the path has the form of lerobot-eval, add the task and start that it states."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
         yield from takes

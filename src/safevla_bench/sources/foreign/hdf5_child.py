@@ -137,14 +137,14 @@ def _decode_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # raises an error for bytes that h5py could not decode and kept as surrogates
+        value.encode("utf-8")  # fails on surrogates, which stand for bytes that h5py could not decode
         return value
     return None
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose (position [m], quaternion wxyz, [7]) of each named top-level body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # no XML: it is missing or a file name (robosuite 1.0)
+    if not xml or not xml.lstrip().startswith("<"):  # XML is missing, or a file name replaces it (robosuite 1.0)
         return []
     remedy = "Copy the file again, or remove this attribute; the simulator then places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:

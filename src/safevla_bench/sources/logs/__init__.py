@@ -23,10 +23,10 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Log:
-    """A log that has not been read yet, its mapping, and the file of the mapping; None = no file."""
+    """A log whose episodes have not been read yet, its mapping, and the mapping's file (None if there is no file)."""
 
     path: Path
-    # Each recording is one episode, or is cut into trials; () for a LeRobot dataset.
+    # The recordings in the log, each of which is one episode or is cut into trials. () for a LeRobot dataset.
     recordings: tuple[recordings.Recording, ...]
     mapping: records.LogMapping
     mapping_file: Path | None
@@ -80,7 +80,7 @@ class Log:
                 place += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, with a proposal, if there is no mapping; `RecordError` for an unreadable log."""
+        """Raise `MappingNeededError`, which proposes a mapping, if none exists; `RecordError` for an unreadable log."""
         if self.mapping.sources:
             return
         try:

@@ -25,7 +25,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""Messages with log time 0 are left out if all others are later than this: a simulation sent them before it began."""
+"""Messages with log time 0 precede a simulation's start, and are left out, if all other log times exceed this."""
 _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
@@ -171,9 +171,9 @@ class _Channel:
 def _choose_clock(
     mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
 ) -> str:
-    """Return the part whose messages are the instants: the hand, since a record needs its pose, else the pose with the
-    most messages. If all poses are static in their frames, return the transform with the most messages, not a faster
-    torque: poses would be interpolated at its instants, and accelerations would be wrong.
+    """Return the part whose messages define the instants: the one that `clock` names; else the hand, since a record
+    needs its pose; else the pose with the most messages. If all poses are static in their frames, it is the transform
+    with the most messages. A faster torque is not used: poses interpolated at its instants have wrong accelerations.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:
@@ -189,7 +189,7 @@ def _choose_clock(
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
-    """Return the last pose at each instant. It is known if it arrived since the previous instant. `time_ns` ascends."""
+    """Return the last pose at each instant, known only if it arrived since the previous instant. `time_ns` ascends."""
     last = np.searchsorted(time_ns, instants, side="right") - 1
     values, messages = rows[np.maximum(last, 0)], int(records.are_known(rows, columns).sum())
     is_new = np.diff(last, prepend=-1) > 0
@@ -204,8 +204,8 @@ def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    """Return the last value of each number at each instant, known for two periods, and all messages (`between`). The
-    period is that of the messages which hold the number, since some may lack it. `time_ns` ascends.
+    """Return the last value of each number at each instant, and all messages (`between`). A value is known for two
+    periods of the messages that hold its number, since some messages may lack the number. `time_ns` ascends.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

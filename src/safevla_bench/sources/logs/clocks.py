@@ -22,7 +22,7 @@ from safevla_recorder.episode import Ints
 _SAME_BASE_NS = 50_000_000
 _MOST_RATE = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
 _ROUGH = 1e-2
-_FITTED = 100  # messages at each end of the clock to which a line is fitted for extrapolation
+_FITTED = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
 
 
 class Stamps(NamedTuple):
@@ -46,7 +46,7 @@ class Times(NamedTuple):
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
     """Return the times of the messages of each part; `clock` is the part that defines the time base. Raises
-    `RecordError`, with the place and the amount, if the clock's times go back. `warn` is called with warnings.
+    `RecordError`, which states where and by how much, if the clock's times go back. `warn` is called with warnings.
     """
     chief = parts[clock]
     stamped = _find_stamped(chief)
@@ -96,10 +96,10 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
 
 
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
-    """Return which messages of a clock have neither a stamp nor a log time that could replace it, [n].
+    """Return which messages of a clock have neither a stamp nor a log time that could replace the stamp, [n].
 
-    Log times can replace stamps if they predict each known stamp from its neighbors within 1 % of a step, the precision
-    that speeds and accelerations need.
+    Log times can replace stamps if, for each known stamp, interpolation by log time between its two neighbors gives it
+    within 1 % of a step. Speeds and accelerations need this precision.
     """
     lacking = ~_find_stamped(clock)
     x, y = ((each[~lacking] - each[~lacking][:1]).astype(np.float64) for each in (clock.log_ns, clock.stamp_ns))
@@ -111,7 +111,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map(values: Ints, known: Ints, base: Ints) -> Ints:
-    """Return the stamp for each value, interpolated between pairs (known, base) or extrapolated from the nearest."""
+    """Convert log times `values` to stamps by the pairs (known, base) of log times and stamps, also beyond the ends."""
     x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
     mapped = np.interp(at, x, y)
     for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):

@@ -94,7 +94,7 @@ def check_size(size: int, name: str) -> None:
 
 
 def storage_suffix(path: Path) -> str | None:
-    """Return a recording's suffix, without that of compression: `.mcap`, `.db3` or `.bag`. None for other files."""
+    """Return a recording's suffix (`.mcap`, `.db3` or `.bag`), also if it is compressed; None for other files."""
     suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
@@ -183,7 +183,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
-        def _read_record(self, opcode: int, length: int) -> Any:  # skips indexes, which cost a call for each message
+        def _read_record(self, opcode: int, length: int) -> Any:  # skip indexes: parsing takes a call per message
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
     reader = ChunkReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
@@ -216,7 +216,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether late subscribers get the last message. Before rosbag2 version 9, the durability is a number."""
+    """Return whether late subscribers get the last message. Before version 9 of rosbag2, durability is a number."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -224,8 +224,8 @@ def _is_latched(profiles: object) -> bool:
 
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Yield the messages of an SQLite file in the order of their ids, in which they were recorded, not by time."""
-    is_logged = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, with the last messages
+    """Yield the messages of an SQLite file in the order in which they were recorded: by their ids, not by time."""
+    is_logged = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, which holds the last messages
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if is_logged else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as base:
         base.execute("PRAGMA trusted_schema = OFF")

@@ -19,9 +19,10 @@ from safevla_bench.text import load_json
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION = 1 << 18
-# Maximum number of values in a message, each of which needs generated code; an array counts as one value.
+# Maximum number of values in a message, since code is generated for each of them. An array counts as one value.
 _MOST_VALUES = 1 << 11
-_NO_FIELD = "structure_needs_at_least_one_member"  # only field of an empty type: 1 byte in CDR, 0 bytes in ROS 1
+# The only field that an empty type has; it takes 1 byte in CDR and no byte in ROS 1.
+_NO_FIELD = "structure_needs_at_least_one_member"
 _NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
 _IDL = "=" * 80 + "\n"
@@ -150,7 +151,7 @@ def _check_names(types: Mapping[str, Any]) -> None:
 def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values in a message of type `kind`, and the minimum size of such a message [bytes]. Raises
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
-    a time. `known` holds the results so far; a type that contains itself counts as empty.
+    a time, with 2 values in 8 bytes. `known` holds the results so far; a type that contains itself counts as empty.
     """
     if kind in known or kind not in types:
         return known.get(kind, (2, 8))

@@ -34,14 +34,14 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: in datasets of version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: path in version 1 of the format
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-_MOST_STEPS = 100  # time stamps with a median interval above so many control steps are not in seconds
+_MOST_STEPS = 100  # median interval of time stamps, in control steps, above which they are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/; recording must end with a call of finalize()."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 _TO_3 = (

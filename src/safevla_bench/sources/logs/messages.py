@@ -26,7 +26,7 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # overhead per message, counted in numbers, in the memory budget
+_SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as so many additional numbers
 _DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores transforms above it
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of a message's values that are searched, by name, for a pose
@@ -148,7 +148,7 @@ class NumberTaker(Taker):
         return names, numbers
 
     def find_order(self) -> tuple[str, ...]:
-        """Return the names of the numbers in their order; () if the mapping gives names or the messages do not."""
+        """Return the numbers' names in their order; () if the mapping gives names, or if the messages give no names."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
         return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
 
@@ -338,8 +338,8 @@ _NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a zone), or a number: in s, or from 1e11 on in
-    ms, µs or ns, by its size. Return 0 for other texts, and for integers below 1e8, whose unit is unknown.
+    """Return a time in ns. The text is in ISO 8601 (UTC unless it has a zone), or a number. A number is in s if it is
+    below 1e11; larger ones are in ms, µs or ns. Return 0 for other texts, and for integers below 1e8.
     """
     if found := _ISO.fullmatch(text):
         try:

@@ -62,7 +62,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the indices of the axes, which must be the `wanted` ones or numbered; () if they are others."""
+        """Return axis indices, in the order `wanted` or by axis number; () if an axis is missing or repeated."""
         numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
@@ -100,7 +100,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers whose names give an axis, by group and kind (if none: 3 are a position, 4 a quaternion)."""
+    """Return the numbers whose names give an axis, by group and kind. Without a kind, 4 axes count as a quaternion."""
     sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE, name.lower()) for name in names)
     for place, name in enumerate(names):
@@ -123,7 +123,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that name several arms, such as `left`, `right`; () unless each position has its word."""
+    """Return the words that name several arms, such as `left` and `right`; () unless each position has one of them."""
     found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     words = tuple(dict.fromkeys(word for group in found for word in group))
     return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
@@ -144,10 +144,10 @@ def decide_pose(
     euler: str = "xyz",
     arm: str = "",
 ) -> PoseLayout:
-    """Return which numbers are the pose: as stated, else by name. `order` is wxyz or xyzw, `euler` the axes of rpy.
+    """Return which numbers form the pose. Indices that are not given follow from the names of the numbers.
 
-    Without names, three numbers are x, y, z; arguments must state everything else. If some names contain the arm's
-    name, `arm`, only these numbers are used. If a question remains open, raises it as a `ValueError`.
+    `order` is wxyz or xyzw; `euler` has the axes of rpy. Three numbers without names are x, y, z. If some names contain
+    the arm's name, `arm`, only these numbers are used. If a question remains open, raises it as a `ValueError`.
     """
     own = [place for place, name in enumerate(names) if arm and has_word(name, arm)]
     if own:
@@ -157,7 +157,7 @@ def decide_pose(
     width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
         used = ", ".join(map(str, stated))
-        raise ValueError(f"the mapping uses the numbers {used}, but there are {size}, counted from 0; use each once")
+        raise ValueError(f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each once")
     if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
@@ -217,8 +217,8 @@ def _find_rotation(
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether some of the other numbers may be an orientation: the name of one says so, or the names of at least
-    three, the fewest that an orientation needs, say nothing.
+    """Return whether some of the numbers that are not the position may be an orientation. They may if a name says so,
+    or if at least three names, the fewest that an orientation needs, give no quantity.
     """
     rest = [name for place, name in enumerate(names) if place not in position]
     parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]
@@ -227,7 +227,7 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that end in the words a, b and c, if each occurs once and d never; else []."""
+    """Return the indices of the names with the last words a, b, c if each occurs once and none ends in d; else []."""
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
     return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []

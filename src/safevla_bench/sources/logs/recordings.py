@@ -76,7 +76,7 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [by_name[name] for name in dict.fromkeys(listed)]
     is_numbered = len({_part_number(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_number):
-        warn_once(str(place.file), "lists the parts in another order than that of their numbers, which is used")
+        warn_once(str(place.file), "lists the parts in another order than their numbers do; the numbers are used")
     further = [path for path in present if path not in parts and (not parts or _are_parts(parts[0], path))]
     if further and parts:
         named = ", ".join(path.name for path in further[:_MOST_NAMED])

@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Turn errors that readers raise for a damaged file, and `further` errors, into a `RecordError` that names it."""
+    """Replace errors that readers raise for a damaged file, and `further` ones, by a `RecordError` with the file."""
     place = Place(file=str(path))
     try:
         yield
@@ -93,9 +93,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    # Unit of the angles; None = as the names say, else radians, which must not exceed a full turn.
+    # Unit of the angles; None = as the names say, else radians. Larger angles than a full turn are then an error.
     angle_unit: Literal["rad", "deg"] | None = None
-    unit: Literal["m", "cm", "mm"] = "m"  # a unit in the names, such as `x_mm`, has priority over `m`
+    unit: Literal["m", "cm", "mm"] = "m"  # if it is `m`, a unit in the names, such as `x_mm`, replaces it
 
     @property
     def stated(self) -> tuple[int, ...]:
@@ -155,13 +155,13 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
-    """Measured force without contact [N], with `mass_kg` also without the tool; None = mean while the hand is still."""
+    """Force measured without contact [N], less the tool's weight if `mass_kg` is given; None = mean of a still hand."""
     tare_s: Positive = 1.0  # how long the hand must be still to measure the tare [s]; the first such interval counts
     mass_kg: Positive | None = None  # mass of the tool below the sensor; its weight is subtracted in each orientation
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number that says whether the gripper holds something: it is between the bounds or, without bounds, 1."""
+    """The number that shows whether the gripper holds something: if so, it is between the bounds; without bounds, 1."""
 
     holds_above: float | None = None
     holds_below: float | None = None
@@ -185,8 +185,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # name of the robot, which implies its torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first with role target
-    clock: str | None = None  # topic whose messages are the records; None = topic of the hand, else of most poses
-    start_s: float | None = None  # start of a trial [s] after the first message, or after 1970; None = no limit
+    # Topic whose messages become records. None = the hand's topic or, without a hand, the topic with the most poses.
+    clock: str | None = None
+    # Start of a trial [s] after the first message; a number from 1e8 on counts from 1970. None = no limit.
+    start_s: float | None = None
     end_s: float | None = None  # end of a trial, counted like `start_s`; None = no limit
     marker: str | None = None  # topic whose messages start trials; a message `false` ends a trial
 
@@ -274,7 +276,7 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _explain_mapping(text: str) -> RecordError:
-    """Return the error of msgspec's text, with the known keys or values at its place."""
+    """Return the error that a message of msgspec describes. The remedy lists the keys or values that are valid."""
     problem, _, path = text.partition(" - at `$.")
     names = re.findall(r"\[\.\.\.\]|\w+", path)
     kind: Any = inspect.type_info(LogMapping)
@@ -359,7 +361,7 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-_EVEN = 1e-2  # maximum deviation of evenly spaced stamps from nominal times, in control steps: float32's precision
+_EVEN = 1e-2  # maximum deviation of even time stamps from multiples of the control step, in steps; allows for float32
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
@@ -374,9 +376,9 @@ class Series(NamedTuple):
     rate_hz: float | None = None  # rate of the messages; None = one message at each instant
     longest_gap_s: float | None = None  # longest interval between messages; None = as between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """All messages, [M, k], and for each the index of the first instant that is not before it, [M]; None = `values`.
+    """All messages, [M, k], and for each message the index of the first instant at or after it, [M].
 
-    The index is -1 for a message before the first instant, and n for a message after the last."""
+    The index is -1 before the first instant, and n after the last. If None, the messages are `values`."""
     is_single: bool = False  # True if the log stores its numbers as float32
     poses: int = 0  # number of messages with a known pose; 0 if each instant has one, or the pose is static
     names: tuple[str, ...] = ()  # names of the numbers, if the log has them and the mapping does not
@@ -395,7 +397,7 @@ class LoggedEpisode:
     success: bool | None = None
     embodiment: str | None = None
     facts: Episode | None = None  # facts of a trial; None = those of the mapping
-    has_stamps: bool = False  # True if the records need time stamps, although these seem evenly spaced
+    has_stamps: bool = False  # True if the records get time stamps even if these are evenly spaced
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -417,7 +419,7 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
-    """Return the episode as a batch of one. `tasks` maps its instruction or name to a task id, as `name_tasks` does.
+    """Return the episode as a batch of one. `tasks`, from `name_tasks`, maps its instruction or name to a task id.
 
     Raises `RecordError` if no instant is a record, the outcome is unknown, torques lack limits, or a number is invalid.
 
@@ -440,8 +442,8 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     action = series.get("action")
     hands = [series[name].values for name in mapping.columns_of("eef")]
     has_turns = [hand.shape[1] == 7 for hand in hands]
-    require_own_numbers({
-        name: ((columns.source,), [series[name].values[:, :3].tobytes()])  # two moving parts have different paths
+    require_own_numbers({  # if two moving parts have the same path, they read the same numbers
+        name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
@@ -481,7 +483,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records: every part has been seen before, and all parts but bodies are known."""
+    """Return the instants that become records: every part has been seen by then, and all but bodies are known."""
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -523,13 +525,13 @@ def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, 
 
 
 def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the numbers of a part, [M, k], and the record that each row counts for, [M]: the first record that is not
-    before the row. `chosen` are the instants that are records, ascending. Record 0 only has the numbers of its instant.
+    """Return rows of a part's numbers, [M, k], and the record to which each row belongs, [M]: the first at or after
+    the row. `chosen` are the instants that become records, ascending. Record 0 only has the rows of its instant.
     """
     rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
     record = np.searchsorted(chosen, instant)
     counted = (instant >= chosen[0]) & (record < len(chosen))
-    own = np.arange(len(chosen))  # the values at the records count, too
+    own = np.arange(len(chosen))  # add the value at each record
     return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
 
 
@@ -544,7 +546,7 @@ def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None
 
 
 def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return the largest value by magnitude, with its sign, of each number since the previous record, [n, k]."""
+    """Return for each number the signed value of largest magnitude since the previous record, [n, k]."""
     rows, record = _since_records(part, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
@@ -552,7 +554,7 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
     for column, numbers in enumerate(rows.T):
         order = np.lexsort((np.abs(numbers), record))
         order = order[np.isfinite(numbers[order])]
-        largest[record[order], column] = numbers[order]  # the largest value of a record is written last
+        largest[record[order], column] = numbers[order]  # ascending: the largest value overwrites the others
     if part.between is not None:
         peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
         if (peak > judged).any():

@@ -11,10 +11,10 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 from safevla_recorder.episode import Floats
 
-# A warning is given above this speed, this multiple of a torque limit, or so many periods without a message.
+# A warning is given above this speed, above this multiple of a torque limit, and for gaps over so many periods.
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
-_UNITS = {"torque": " N·m", "wrench": " N before the tare"}
-_MOST_SHOWN = 8  # maximum count of a channel's numbers whose extremes are shown
+_UNITS = {"torque": " N·m", "wrench": " N, without subtracting the tare"}
+_MOST_SHOWN = 8  # maximum number of extremes, and of warnings, that are shown for a channel
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:

@@ -87,7 +87,7 @@ class FrameTree:
         return chain
 
     def _at(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        """Return the origin of a frame in its parent at each time, NaN if unknown, and the rotation of its axes."""
+        """Return a frame's origin in its parent frame at each time, or NaN if unknown, and the rotation of its axes."""
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]

@@ -16,7 +16,7 @@ from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMa
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # a start or an end of at least this is in seconds since 1970
+_EPOCH_S = 1e8  # starts and ends from this value on are in seconds since 1970, smaller ones since the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-"""Maximum motion and rotation of a still hand, and rotation since the tare above which the tool's weight matters."""
+"""Maximum motion and rotation of a still hand, and the rotation since the tare above which a warning is given."""
 
 
 def measure_forces(
@@ -60,7 +60,7 @@ def measure_forces(
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # the largest force of a record is written last
+    largest[record[order]] = forces[order]  # ascending: the largest force overwrites the others
     return largest, problem
 
 

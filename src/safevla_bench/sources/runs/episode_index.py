@@ -27,7 +27,7 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # minimum size of a batch to judge: records, or bytes
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # a batch has at least so many records, or so many bytes
 KEPT_BYTES = 1 << 26  # the valid episodes are kept in memory up to this total size, else read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class EpisodeNote(NamedTuple):
     is_privileged: bool  # true if the policy saw privileged state
     earlier_resets: int | None  # resets since the environment was seeded, on which the poses of fixtures depend
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
-    start_marks: tuple[str, ...]  # header fields which say that the suite lacks this start
+    start_marks: tuple[str, ...]  # header fields that mark a start which the suite does not define
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int
     place: int  # index among all episodes of its source, including invalid ones
@@ -53,7 +53,7 @@ class EpisodeIndex:
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
-    lost: tuple[AbsentEpisode, ...]  # episodes whose record was lost in a damaged file, if a run's table names them
+    lost: tuple[AbsentEpisode, ...]  # episodes in a run's table whose record was lost in a damaged file
     kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit `KEPT_BYTES`
 
     def __len__(self) -> int:
@@ -98,8 +98,8 @@ class EpisodeIndex:
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` for all problems, unless `skip_invalid`, and `RunError` for an episode that two
-        sources have. An episode that one source has twice is one of the problems.
+        """Raise `CollectedError` with all problems, if there are any, unless `skip_invalid`. Raise `RunError` if two
+        sources have the same episode. If one source has an episode twice, that is one of the problems.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
@@ -167,7 +167,7 @@ class EpisodeIndex:
         return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches`, which are at `indices`, then all others with only header and length."""
+        """Return the episodes of `batches`, which have these indices, then all others with only header and length."""
         rest = self._others(indices)
         return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
@@ -190,7 +190,7 @@ class Scan:
         folders = [source.path for source in self.sources]
         files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
         total_bytes = sum(path.stat().st_size for path in files)
-        self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of what is kept of all episodes")
+        self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
@@ -298,7 +298,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for facts about episodes (enough for some 250,000) and for errors, unless the files are larger.
+# Limit on the memory for errors and facts about episodes; it is enough for the facts about some 250,000 episodes.
+# If the files are larger than this, their size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED = (
     "versions",

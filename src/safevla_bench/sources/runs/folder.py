@@ -30,12 +30,14 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-# Version of the format of scores.json and scores.parquet. Files without a version are of version 1: reasons are texts.
+# Version of the format of scores.json and scores.parquet. Files without one have version 1: their reasons are texts.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
-DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes until then
-BY_CHANCE = "So paired episodes also differ by chance; safevla compare first=RUN again=RUN of two runs shows how much."
+DECISION = "decision"  # key of run.json: the result of a stopping rule, and the number of episodes that it needed
+BY_CHANCE = (
+    "So paired episodes also differ by chance. To see how much, compare two runs: safevla compare first=RUN again=RUN"
+)
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 VERDICTS = "verdicts.msgpack.gz"
@@ -112,7 +114,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that received it."""
+    """What a policy or its server states about itself, such as its checkpoint, and the episodes in which it did so."""
 
     policy: str
     suite: str
@@ -124,8 +126,8 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that vary between repetitions of a run, under `volatile` of run.json. Results do not depend on them."""
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
-    ran_on: Mapping[str, str] = {}  # episode -> node and process
-    policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, by first episode
+    ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
+    policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, in episode order
     repeated_answers: Mapping[
         str, Repeats
     ] = {}  # policy -> result of repeated requests to its server after the run's last episode
@@ -167,7 +169,7 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digests of a complete run: of the parts of its archive, `archive/NAME`, and of its other files."""
+    """The digests of a complete run's files: of the archive's parts (`archive/NAME`), and of the other files."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]
@@ -200,7 +202,7 @@ def archive_digest(path: Path) -> str | None:
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host in run.json, None if absent, and its arguments. Raises the errors of `read_description`."""
+    """Return the host in run.json and its arguments; (None, {}) if none. Raises the errors of `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     named = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -244,14 +246,14 @@ def recorded_code(description: Mapping[str, object]) -> list[str]:
 
 
 def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
-    """Raise `RunError` for `place` if its code (`codes`) differs from `others`, unless the difference `is_allowed`. Log
-    an allowed difference, and unknown code, which cannot be compared.
+    """Raise `RunError`, with the given place, if the versions of code `codes` and `others` differ, unless `is_allowed`.
+    Log an allowed difference, and unknown code, which cannot be compared.
     """
     both = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
         problem = f"the episodes were recorded by different versions of the code, here and elsewhere:\n{both}"
         if not is_allowed:
-            remedy = "Use one version of the code for a whole run; or mix versions, with a mark: --other-code."
+            remedy = "Use one version of the code for a whole run. Or pass --other-code; the run is then marked."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
@@ -282,7 +284,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latency of each of its episodes, for the policies that ran on a server, as run.json states."""
+    """Return policy -> latency in each of its episodes, for the policies that use a server according to run.json."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     spent = read_facts(folder).policy_latency.items() if served else ()
     named = {policy: [row for name, row in spent if name.startswith(f"{policy}/")] for policy in served}
@@ -408,7 +410,8 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "it was planned, and the table of episodes does not list it"
 _NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
-_SUITE_SIZES = (None, "protocol")  # values of `episodes` if each task has as many as its suite defines
+# If `episodes` in run.json has one of these values, each task has as many episodes as its suite defines.
+_SUITE_SIZES = (None, "protocol")
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
@@ -455,8 +458,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
-    """Return the differences between the plan of a complete run, in its run.json, and its table of episodes: none if
-    run.json has no plan, as for a user's loop with the recorder. Raises `RunError` if the plan in run.json is damaged.
+    """Return the differences between the plan in a complete run's run.json and its table of episodes. There are none
+    if run.json has no plan, as for a user's loop with the recorder. Raises `RunError` if the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()

@@ -183,7 +183,7 @@ def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of the listed `episodes` of an unfinished run, and the errors of bad records. `wanted` are the
-    indices of the records to read, counted over episodes with a record; None = all. Raises `RunError` if the run was
+    indices of the records to read, counting only episodes with a record; None = all. Raises `RunError` if the run was
     completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)

@@ -32,7 +32,7 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what pickle needs to restore the source, with its name, in another process."""
+        """Return the function and argument with which pickle restores the source, including its policy's name."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
@@ -56,8 +56,8 @@ class PolicyIdentity:
 
     def is_same(self, other: PolicyIdentity) -> bool:
         """Return whether nothing distinguishes the two policies. Their facts must be equal. In each suite that both
-        ran, their statements must be equal too or, if one made none, the addresses of their servers. Other suites are
-        ignored.
+        ran, their statements must be equal, too. If one of them made no statement in a suite, the addresses of their
+        servers must be equal instead.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             both_state = suite in self.statements and suite in other.statements
@@ -132,8 +132,8 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source the new names of the policies that share their name with another policy; mostly {}.
-    `identities` are those in each source's run.json; an archive has no run.json, and may hold any policy.
+    """Return for each source the new names of its policies that share a name with another policy; {} if none do.
+    `identities` are the policies in each source's run.json. An archive has no run.json, and may hold any policy.
     """
     everyone = [identity for of_source in identities for identity in of_source]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
@@ -144,7 +144,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
             if own:
                 new_names[name] = own[0]
-            elif labels and not of_source:  # an archive does not say which of the policies it has
+            elif labels and not of_source:  # it is unknown which of these policies an archive has
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 

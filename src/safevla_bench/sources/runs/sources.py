@@ -70,7 +70,7 @@ class LeftOut:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase per kind of left-out episode, [] for none; damage is mentioned only if no episode is lost."""
+        """Return a phrase for each kind of left-out episode; if no episode is lost, also one that mentions damage."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
@@ -117,7 +117,8 @@ class RecordSource:
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # content of run.json; empty for an archive file
-    read: Callable[..., Iterator[Batch | RecordError]]  # yields all episodes or chosen ones, as `archive.read_episodes`
+    # Yields all episodes, or only chosen ones, as `archive.read_episodes` does.
+    read: Callable[..., Iterator[Batch | RecordError]]
     files: tuple[Path, ...] = ()  # the files that `read` reads in turn; () for an unfinished run, which may continue
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
     complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
@@ -145,8 +146,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, an error follows for each expected episode that no record or error named. The other errors then count
-        no lost episodes, so that no episode is counted twice.
+        is known, an error follows for each expected episode that no record or error named. An error that names no
+        expected episode then counts no lost episodes, so that no episode is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -203,8 +204,8 @@ def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyN
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources, and rename their policies: first as the user named them, then to distinguish shared names.
-    An archive does not say which of the policies with a shared name it has; so its policy is named "NAME (FILE)".
+    """Open several sources, and rename their policies: to the names that the user gave, then so that different policies
+    have different names. If a name is shared, an archive's policy of that name becomes "NAME (FILE)".
     Raises the same errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
@@ -307,7 +308,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, as from `safevla demo`, if it is the judged archive; else None."""
+    """Return the archive in a folder of scores, such as that of `safevla demo`; None if another archive was judged."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

@@ -137,7 +137,7 @@ class RunFolderWriter:
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
-        # Until this write, the archive's records count; after it, the raw records.
+        # Before this write, readers use the records of the archive; after it, the raw records.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
@@ -188,7 +188,7 @@ class RunFolderWriter:
             raise
 
     def discard(self) -> None:
-        """Remove the files of a run without any recorded episode, and the folder, if the run made it."""
+        """Remove the files of a run in which no episode was recorded. Remove the folder, too, if the run created it."""
         remove_unused(self.folder, is_new=self._is_new)
 
 
@@ -220,8 +220,8 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. `words`
-    introduce the two values. `name` is the location of the documents in a larger one, such as `a.b[2]`; "" = the whole.
+    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. In a line,
+    `words` precede the two values. `name` is the documents' location in a larger one, such as `a.b[2]`; "" = the whole.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -375,9 +375,9 @@ def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
 def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
-    """Yield (state, command) for each shard that is unfinished, given twice or missing, and each folder without a shard
-    of the first shard's plan. The command continues or starts the shard; "" = none. Raises `RunError` if there is no
-    shard.
+    """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that holds
+    no shard, or a shard of another plan than the first one's. The command continues or starts the shard; "" = none.
+    Raises `RunError` if there is no shard.
     """
     known: dict[int, _Shard] = {}
     for folder in folders:
@@ -394,7 +394,7 @@ def list_shard_states(
             yield f"{name}: the plan differs from that of {first.folder}: {other}", ""
             continue
         if twin := known.get(stretch.number):
-            yield f"{name}: doubled, as {twin.folder} is the same shard: leave one folder out", ""
+            yield f"{name}: doubled, since {twin.folder} is the same shard. Leave out one of the two folders.", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
         known.setdefault(stretch.number, shard)
