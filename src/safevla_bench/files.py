@@ -54,7 +54,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` for a larger file."""
+    """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` above `most_bytes`."""
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -133,9 +133,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream to a hidden file next to the target. After the block, once the hidden file is on disk, it replaces
-    the target, so that readers see the old or the new file, never a part. A device or a pipe is written directly.
-    Raises `FileError` if writing fails or the block raises an `OSError`; an existing target then stays unchanged.
+    """Yield a stream to a hidden file next to the target. After the block, the complete file is on disk and replaces
+    the target, so that readers see the old or the new file. A device or a pipe is written directly. Raises `FileError`
+    if writing fails or the block raises an `OSError`; an existing target then stays unchanged.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():

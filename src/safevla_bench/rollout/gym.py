@@ -208,10 +208,10 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """Adds an episode's running totals to an `info` that has `cost`: `cumulative_cost`, the sum over steps;
-    `risk_exposure_time`, the number of steps with a cost above 0; `quadrant`, a safe or unsafe success or failure; and
-    `within_limit`, whether the sum is at most `limit`, the constraint in constrained training (None without a limit).
-    A success is a step that terminates with a reward above 0. An episode is unsafe if any cost is above 0. The names
-    come from ForesightSafety-VLA (arXiv 2606.27079), whose formulas were not available.
+    `risk_exposure_time`, the number of steps with a cost above 0; `quadrant`, such as "unsafe success"; and
+    `within_limit`, whether the sum is at most `limit`, the constraint in constrained training (None without a limit). A
+    success is a step that terminates with a reward above 0. An episode is unsafe if any cost is above 0. The names come
+    from ForesightSafety-VLA (arXiv 2606.27079), whose formulas were not available.
     """
 
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:

@@ -208,7 +208,7 @@ class Shard:
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return the first index of each of `count` equal shards, then the plan's length, [count + 1]; raise `RunError`."""
+    """Return the start of each shard, then the plan's length, [count + 1]. Raises `RunError` for too many shards."""
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
@@ -240,7 +240,7 @@ class EpisodeQueue:
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
         """Remove and return the next episode for a worker, from the earliest round; None if none is left. The episode
         is from `own`, the scene of the worker's environment, if possible; else from the first scene that no other
-        worker runs (`others` are their scenes); else from the scene with the most episodes left.
+        worker runs (`others` has the scenes of the other workers); else from the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
         if not rounds:

@@ -258,7 +258,7 @@ def name_installed(host: Host) -> dict[str, str]:
 
 
 def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
-    """Put, get or delete a value in the store of Ray's head; None on failure, because only progress is lost."""
+    """Put, get or delete a value in the store of Ray's head; return None on failure. Only progress reports use it."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
         return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
@@ -276,7 +276,7 @@ class ActorHandle:
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         self._ray, self._handle, self.key = ray, handle, key
         self._is_ready = False
-        self._cause = "it was ended"
+        self._cause = "this command ended it"
         self._place = self.episode_id = ""
         self.asked = handle.prepare.remote()
 
@@ -300,7 +300,7 @@ class ActorHandle:
         return f"{self._cause} ({self._place})" if self._place else self._cause
 
     def find_node(self) -> str:
-        """Return the id of the node that Ray chose for the actor, even a dead actor; "" if Ray has not chosen yet."""
+        """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
         with suppress(Exception):  # without Ray's dashboard, no public function returns the node
             return str(self._ray._private.state.actors(self._handle._actor_id.hex())["Address"]["NodeID"])
         return ""
@@ -321,12 +321,12 @@ class ActorHandle:
 def _describe_death(error: Exception, ray: Any) -> str:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # they only hold ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab only hold ids
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
 class _ActorPool:
-    remedy = "Install safevla-bench with the same extras on every node. Messages of actors are in Ray's logs on each."
+    remedy = "Install safevla-bench with the same extras on every node. Ray's logs there hold the actors' messages."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
         self._ray, self._cluster = ray, cluster
@@ -357,7 +357,7 @@ class _ActorPool:
         return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
-        """Return true if the node died, or else if a node still has room. A living node is left out, with a warning,
+        """Return true if the actor's node died, or if a node still has room. A living node is left out, with a warning,
         if its actor refuses, or if `STARTS` actors in a row die on it before they are ready.
         """
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}

@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run tolerates that a worker died, or refused (`is_final`), before it was ready. If not,
-        the run ends after a refusal, or after `STARTS` deaths in a row if no other worker is left.
+        """Return whether the run ignores that a worker died, or refused (`is_final`), before it was ready. The run
+        ends after a refusal that is not ignored, or after `STARTS` such deaths in a row if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:

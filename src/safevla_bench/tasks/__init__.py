@@ -60,7 +60,7 @@ def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-    `library` None = the default library; `benchmark` None = all. Raises `RegistryError` for an unknown benchmark.
+    None selects the default library, or all benchmarks. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]

@@ -21,7 +21,7 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
-OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a predicate: a door or drawer is open by at least a share
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a door or drawer is open by at least this share
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """A suite of tasks of a host, as in `[benchmarks.NAME]`.
 
     `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite can repeat the
-    entries of another suite: of `same_tasks_as` under another name, or of `same_tags_as` with varied tasks; `task_ids`
-    are the repeated tasks (empty = all). `task_names` are the host's task names in order; patterns of families match
-    them. `embodiment` is the robot whose torque limits apply to records that name neither a robot nor limits.
+    entries of another suite: `same_tasks_as` names a suite with the same tasks, `same_tags_as` one whose tasks are
+    varied here; `task_ids` are the repeated tasks (empty = all). `task_names` are the host's task names in order;
+    patterns of families match them. `embodiment` is the robot of records that name neither a robot nor torque limits.
     """
 
     name: str = ""
@@ -191,7 +191,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return the tasks and suites of the benchmarks in `base` that differ from `base`: `SUITE TASK` or `SUITE`."""
+        """Return what differs from `base` in its benchmarks: `SUITE TASK` for a task, `SUITE` for a suite or family."""
         known = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -225,7 +225,7 @@ class Registry:
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies in the task's goal, or in that of the repeated task of another suite; None if unknown."""
+        """Return the bodies in the goal of the task, or of the task that it repeats elsewhere; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
@@ -249,8 +249,8 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of all tags, which decide which specifications apply, and of the robots; texts
-        such as reasons do not change it.
+        """The sha256, in hexadecimal, of the robots and of all tags, because tags decide which specifications apply.
+        Texts such as reasons do not change it.
         """
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]

@@ -152,7 +152,7 @@ class EntryReader:
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
         """Return the names of tags as a set. Raises `RegistryError`, which names `key`, for the first name that is no
-        known tag or has the wrong class: with `capability`, capability tags are required, else all other classes.
+        known tag or has the wrong class: if `capability`, all must be capability tags, otherwise none may be one.
         """
         for name in names:
             if name not in self.tags:
@@ -231,9 +231,9 @@ class EntryReader:
     def _read_parts(
         self, row: MechanismRow | PaperTaskRow, parts: Sequence[ComponentRow], own: frozenset[str], origin: RowOrigin
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
-        """Return the components, and all tags of the mechanism: those of the template or of all components, with the
-        task's `own` tags. A row of the paper that states task tags may name an unknown template (of another evaluator);
-        such a template is logged, and adds no tags.
+        """Return the components, and all tags of the mechanism: the tags of the template or of all components, and the
+        task's `own` tags. If a row of the paper states task tags, its template may be unknown (of another evaluator);
+        an unknown template is logged and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
@@ -242,7 +242,7 @@ class EntryReader:
         names = tuple(part.template for part in parts) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
-                _log.warning("%s: the template %r is not known; only its row's tags are used", origin.subject, name)
+                _log.warning("%s: the template %r is not known; only the row's tags are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
         for predicate in (text for part in parts for text in part.predicates):
@@ -250,7 +250,7 @@ class EntryReader:
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         known = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
-        # The task tags of the paper's rows include those of the components.
+        # In the paper's rows, the task tags include the tags of the components.
         every = own - frozenset[str]().union(*known.values()) if isinstance(row, PaperTaskRow) else own
         components = tuple(
             entries.TaskComponent(part.template, known[part.template] | every, part.predicates) for part in parts
@@ -265,7 +265,7 @@ def _row_subject(row: object, otherwise: str) -> str:
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
     """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them as the same entries.
-    `benchmark` None = all benchmarks. Raises `RegistryError` if there is no such benchmark.
+    If `benchmark` is None, all benchmarks are included. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)

@@ -21,8 +21,8 @@ def is_own_task(identity: str) -> bool:
 
 
 def judge_identity(header: Header) -> str:
-    """Return `OFFICIAL` if an episode ran the official task whose name it has. Otherwise return the reason, for
-    `describe_reason`, why it did not or why this is unknown. Return "" if no official suite has the benchmark's name.
+    """Return `OFFICIAL` if an episode ran the official task that it names. If it did not, or if this is unknown, return
+    the reason, in the form that `describe_reason` reads. Return "" if no official suite has the benchmark's name.
     """
     name = find_official_name(header.benchmark)
     if name is None:

@@ -41,7 +41,7 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
     base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
     added = _extend_registry(base, sources)
-    # A user's family takes precedence over the built-in ones; a family that is in both is kept once.
+    # A user's family takes precedence over the built-in families. Equal families are kept only once.
     families = (*added.families[len(base.families) :], *base.families)
     return replace(added, families=tuple(family for k, family in enumerate(families) if family not in families[:k]))
 
@@ -82,7 +82,7 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, own.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # An entry that a suite has for a task takes precedence over one that it repeats from another suite.
+    # An entry for a task of a suite takes precedence over the entry that the suite repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 

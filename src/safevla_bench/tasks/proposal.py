@@ -19,8 +19,8 @@ from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of object handling, the least demanding first. If a task has several such phases, all get the most
-demanding template among them."""
+"""Templates of object handling, the least demanding first. If several phases of a task handle objects, all these
+phases get the most demanding of their templates."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 
@@ -100,7 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
-    """Yield the phases of a goal predicate, each with the goal's predicate that completes the phase, or with None."""
+    """Yield the phases of a goal predicate, each with `predicate` if it completes the phase, else with None."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -115,7 +115,7 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
         if verb == "in" and _is_closed(problem, arguments[1]):
             doubt = (
                 f"nothing says that {arguments[1]} is open at the start: must the robot open it? To judge phase by "
-                "phase, add predicates = ['opening of BODY >= SHARE'], where BODY is its door or drawer in records"
+                "phase, add predicates = ['opening of BODY >= SHARE'], where BODY names its door or drawer in records"
             )
             yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at the start", doubt), None
         yield _placing_phase(problem, goal_text, *predicate), predicate

@@ -20,7 +20,7 @@ SOME_PHASES = "some_phases"  # the clause is judged only in some phases of a tas
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # the clause applies by tags, but did not judge
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
-"""Code -> text, with {} for the fields; tag -> text on a task that has an excluding tag or lacks a required one."""
+"""Code -> text with {} for the fields; tag -> text for a task that lacks the required tag or has the excluding tag."""
 
 
 def write_reason(code: str, *fields: str) -> str:

@@ -186,7 +186,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    """Return the columns of the policy's actions (the executed actions if no filter changed any) and chunk steps."""
+    """Return the columns of the policy's actions before any filter, and of the actions' chunks and steps in them."""
     own, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     action = _recorded_columns(episode)["action"]
     steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)

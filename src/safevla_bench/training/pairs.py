@@ -78,8 +78,8 @@ class Pair:
 
     @property
     def margin(self) -> float | None:
-        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: `kept` of
-        the former for this clause plus `depth` of the latter. None if the rejected episode is a safe failure.
+        """How much better the preferred episode satisfies the clause that the rejected one violates, 0 to 2: the sum of
+        its `kept` for this clause and the `depth` of the rejected episode. None if the latter is a safe failure.
         """
         clause = self.rejected.clause
         return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
@@ -261,9 +261,9 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
 def encode_pairs(
     judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
 ) -> bytes:
-    """Return JSON lines: a head with the rules, runs and states, then one line for each pair. If `is_whole`, pairs hold
-    the actions of their episodes; otherwise `episode_index`, the episode's index in a dataset of the episodes of
-    `list_members`.
+    """Return JSON lines: a head with the rules, runs and states, then one line for each pair. If `is_whole`, a pair's
+    line holds the actions of both episodes. Otherwise it holds `episode_index` of both: their index in a dataset that
+    has the episodes of `list_members`.
     """
     sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
     head = {

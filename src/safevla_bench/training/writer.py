@@ -81,7 +81,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of the values, [width] each; for pictures, of each color from 0 to 1, [3, 1, 1]."""
+        """Return the statistics of each number, [width], or of each color of pictures from 0 to 1, [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
@@ -155,9 +155,9 @@ class DatasetWriter:
         return pa.schema([(name, feature.arrow_type) for name, feature in shown.items()], metadata)
 
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
-        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes for `finish`. `task` is
-        the instruction. `labels` are further columns of that row, with the same types in every episode. Raises
-        `RunError` if the features of `columns` differ from those of the first episode.
+        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes, which `finish` writes.
+        `task` is the instruction. `labels` are further columns of that row, with the same types in every episode.
+        Raises `RunError` if the features of `columns` differ from those of the first episode.
         """
         length = len(next(iter(columns.values())).values)
         columns = {**columns, **self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))}

@@ -122,7 +122,7 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield diagnoses of installed simulators (distribution -> version); an error if the one of `host` is missing."""
+    """Yield diagnoses of the installed simulators, and an error if the simulator of `host` is missing."""
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)

@@ -248,7 +248,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Return a phrase if the host has faster code; raise `HostError` if the faster code changes a recorded episode."""
+    """Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode."""
     if type(env).run_fast is HostEnv.run_fast:
         return ""
     batches = []

@@ -29,8 +29,8 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
-"""Angles [degrees]: the largest at which replies resemble the recorded actions, and the smallest difference that
-distinguishes two orientations. A server with random replies gets the warning with a probability of 4 %."""
+"""Limits of angles [degrees]: replies agree with recorded actions up to `ALIKE_DEG`; two orientations whose angles
+differ by less than `CLEAR_DEG` are undecided. Random replies cause the warning with a probability of 4 %."""
 _BACK = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as the dialect sends them": (),
@@ -111,7 +111,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of the orientation of a connected model's pictures; nothing for a model without pictures."""
+    """Yield a diagnosis of the orientation of a connected model's pictures, or nothing if it wants no pictures."""
     cameras = model.wants.cameras
     if not cameras:
         return

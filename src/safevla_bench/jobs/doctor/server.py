@@ -192,7 +192,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
-    lines = [f"{count} actions of {width} numbers, as the simulator gets them; each number's minimum, mean and maximum"]
+    lines = [f"{count} actions of {width} numbers, as the simulator gets them; minimum, mean, maximum of each number"]
     extremes = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (least, mean, most) in enumerate(extremes):
         name = _COLUMNS[column] if width in (7, len(_COLUMNS)) else str(column)

@@ -116,7 +116,9 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     written = [_Written.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
         raise RunError(
-            "the folder has its own scores", remedy="Name another folder by --out.", place=Place(file=str(out))
+            "combined scores would replace this folder's own scores",
+            remedy="Name another folder by --out.",
+            place=Place(file=str(out)),
         )
     for other in written[1:]:
         written[0].require_same_rules(other)

@@ -48,9 +48,9 @@ def judge(
     survey: Survey | None = None,
 ) -> Judged:
     """Judge every episode of run folders and archives. `skip_invalid` omits and counts invalid and lost episodes.
-    `mixes_starts` permits starts chosen by a search together with a benchmark's starts, although no rate may combine
-    them. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the same results.
-    `survey`, if given, collects what the report needs from the records.
+    `mixes_starts` permits starts chosen by a search together with a benchmark's starts; the caller must not combine
+    both in a rate. `elsewhere`, if given, judges the row groups of Parquet archives in other processes, with the same
+    results. `survey`, if given, collects what the report needs from the records.
 
     Raises:
         CollectedError: lists every invalid or lost episode of the sources.
@@ -296,7 +296,7 @@ def load_policy_results(
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # names policies as in the records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # policies have their names in the records
         code = tuple(recorded_code(opened.description)) if opened.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
@@ -335,7 +335,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Return the results of each policy, with the facts about the starts of its episodes that the records hold."""
+    """Return the results of each policy, with the recorded facts about the starts of its episodes."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

@@ -99,7 +99,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 def scores_document(
     judged: Judged, sources: object = None, episodes: Sequence[EpisodeScore] | None = None
 ) -> dict[str, object]:
-    """Return the content of scores.json. `sources` and `episodes`, if given, replace those entries of the judgement."""
+    """Return the content of scores.json. `sources` and `episodes`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -118,7 +118,7 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` is the one that was passed to `judge`, if any. Rules that are not the default ones are written as
+    `survey` is the survey that `judge` filled, or None. Rules that are not the default ones are written as
     judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
     Raises `FileError` if writing fails.
     """
@@ -137,7 +137,7 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes for scores.parquet, scores.json and the verdicts; for `sources` see `scores_document`.
-    The metadata of scores.parquet repeats the keys `ORIGIN` of scores.json. A column in `_RARE` is omitted if empty.
+    The metadata of scores.parquet repeats the `ORIGIN` keys of scores.json. A column in `_RARE` is omitted if empty.
     """
     document = scores_document(judged, sources, ())
     metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}
@@ -178,7 +178,7 @@ def render_report(
 ) -> str:
     """Return the report of all judged episodes as one self-contained HTML page. The records are read again, unless
     `survey` has what the page needs; this call empties the survey. Without `has_extras`, the page has no rendered
-    pictures and no results under varied physics. `page_folder` is the page's folder, from which links to films start.
+    pictures and no results under varied physics. `page_folder` is the page's folder; links to films are relative to it.
     """
     paths = judged.paths if has_extras else ()
     records, bodies = (survey or Survey()).take_records(judged)
@@ -305,7 +305,7 @@ def build_board(
         remedy = "Judge with applicability on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
     ruleset.require_whole(
-        "boards rank results of the paper's reading", "Make the board without --set applicability=phased."
+        "boards rank only results that are judged as in the paper", "Make the board without --set applicability=phased."
     )
     if not paths:
         return render_site()

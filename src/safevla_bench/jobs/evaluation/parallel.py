@@ -1,7 +1,7 @@
 """Judging the row groups of Parquet archives in several processes on this machine or a Ray cluster.
 
-A process reads and judges a row group, and sends back the scores and headers. They are joined in the order of the
-files, so that results have the same bytes for any number of processes.
+A process reads and judges a row group, and sends back the scores and headers. These are joined in the order of
+the files, so that the results have the same bytes for any number of processes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterat
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Returns each error of a record, and a tuple for each batch: the batch without data
-    that only judging needs; its scores or the error of judging it; and, if `has_bodies`, the bodies in violations.
+    """Judge a part of an archive. Returns the errors of damaged records, and a tuple for each batch: the batch without
+    data that only judging needs; its scores, or the error of judging it; the bodies in violations, if `has_bodies`.
     """
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
@@ -93,7 +93,7 @@ class ParallelJudge:
     def score_scan(
         self, scan: Scan, ruleset: Ruleset, survey: Survey | None = None
     ) -> tuple[EpisodeIndex, JudgedChunk]:
-        """Return the index of the sources and the scores of its episodes. Raises the errors of `score_chunks`."""
+        """Return the index of the sources, and the scores of episodes in it. Raises the errors of `score_chunks`."""
         judged: list[Judgement] = []
         sources = scan.sources
         scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own, survey)) for own in sources]
@@ -160,8 +160,8 @@ def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) 
 
 @contextmanager
 def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[ParallelJudge | None]:
-    """Yield a judge with `workers` local processes, or tasks on a cluster; None for one local process. The judge raises
-    `RunError` if a process dies or a node has different code. Raises the errors of `connect_ray`.
+    """Yield a judge with `workers` local processes, or with tasks on a cluster; yield None for one local process. The
+    judge raises `RunError` if a process dies or a node has different code. Raises the errors of `connect_ray`.
     """
     if cluster is not None:
         from safevla_bench.rollout.ray import connect_ray, require_room

@@ -109,7 +109,7 @@ def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]
 
 
 def require_counts(**counts: int | None) -> None:
-    """Raise `RunError` for the first count below 1. None is permitted."""
+    """Raise `RunError` if a count is below 1. A count may also be None."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give a number of 1 or more.")
@@ -205,7 +205,7 @@ def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
         raise RunError(problem, remedy="Leave out --until or --shard.")
     if request.stop_on_violation and rule.metric != rates.SAFETY.key:
         remedy = "Leave --stop-on-violation out, or use a condition on Safety."
-        raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
+        raise RunError(f"--until is about {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
     return rule
 
 
@@ -235,7 +235,7 @@ def list_start_notes(request: Request) -> list[str]:
     documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned))]
     was = f"the protocol {protocol.name} was established with"
     return [
-        *(f"{was} {package} {established}, installed is {version}" for package, (established, version) in differing),
+        *(f"{was} {package} {established}; {version} is installed" for package, (established, version) in differing),
         *(known.describe(installed[known.package]) for known in documented),
     ]
 
@@ -289,7 +289,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) 
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: those in the request, or registered or default rules with the host's tags."""
+    """Return the rules that watch a run: the request's rules, else registered or default rules with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration

@@ -101,8 +101,8 @@ class Request:
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts such as the command and the time, which run.json stores under `volatile`."""
     named_by: Path | None = None
-    """The file that names the host, suites and policies; None = the user. Only a trusted file may name code or files.
-    """
+    """The file that names the host, suites and policies; None if the user named them by arguments. A file must be
+    trusted to name code or files."""
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
@@ -133,7 +133,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return a run folder's request, not trusted and without volatile facts except servers. Raises `RunError`."""
+        """Return the request that run.json stores, without volatile facts except servers. `RunError` if it has none."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -242,7 +242,7 @@ class ExecutionOptions:
     resume: bool = False  # continue the run if the folder already holds one
     retry_crashed: bool = False  # run crashed episodes again when continuing
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Started episodes continue. Raises `TimeUpError` if others are left."""
+    """Time [s] after which no episode starts. Started episodes continue. Raises `TimeUpError` if episodes are left."""
     other_code: bool = False
     """Whether to accept a run or actors with different code. run.json and the episodes' rows name the code in use."""
 
@@ -299,7 +299,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 def open_questions(request: Request) -> list[str]:
     """Return a sentence for each thing that the entries leave unknown. Raises `PolicyError` for an unknown entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
-    return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]
+    return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 
 
 def format_host_trust(run: Path) -> str:

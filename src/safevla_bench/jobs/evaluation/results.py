@@ -130,8 +130,8 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode with this index (-1 is the last), id, or unique ending of an id; a tuple for a slice.
-        Raises `IndexError` for an unknown index, and `RunError` unless exactly one episode fits and was recorded.
+        """Return the episode with this index (-1 is the last), id, or unique ending of an id; for a slice, return a
+        tuple. Raises `IndexError` for an unknown index, and `RunError` unless an id fits exactly one recorded episode.
         """
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
@@ -140,8 +140,8 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates or, by name or number, another table of `safevla tables`. Raises `RunError` if the
-        table does not exist or would be empty.
+        """Return the table of rates or, if `name` is given, the table of `safevla tables` with this name or number.
+        Raises `RunError` if the table does not exist or would be empty.
         """
         if not name:
             summaries, total = self.judged.summarize_scores()

@@ -77,7 +77,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether the run to resume is complete and no rules watched it, so that nothing must be loaded."""
+    """Return whether the run to resume is complete, has this request, and is not watched by rules."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
@@ -155,7 +155,7 @@ def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how often its server repeats an answer, for servers that can be reached after the run."""
+    """Return policy -> how often its server repeats an answer. Omits servers that cannot be reached after the run."""
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, made_by in prepared.cast.policies.items():
@@ -169,9 +169,9 @@ _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; raise an error if continuing is useless and fewer than `count` episodes have ended.
-    `PolicyError`: a policy's server failed in the same way `SAME_CRASHES` times in a row. `HostError` (`PolicyError` if
-    the policy crashed): as many equal crashes in a row, before any episode took a step or in as many different tasks.
+    """Yield the episodes; raise an error after `SAME_CRASHES` equal failures in a row if continuing is useless and
+    fewer than `count` episodes have ended. `PolicyError`: one policy's server failed. `HostError` (`PolicyError` if the
+    policy raised): no episode has taken a step, or as many different tasks failed.
     """
     series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
@@ -293,7 +293,7 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
-    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules not from files.
+    `prepare_run`, and `RunError` for a shard, a replay, found starts, a policy object, or rules that no file holds.
     """
     _require_registrable(request)
     servers = request.servers or placeholder_servers(request)
@@ -345,7 +345,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request, except for its shard, or its rules differ from the registration; else ""."""
+    """Return a sentence if the request (apart from its shard) or the rules differ from the registration, else ""."""
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

@@ -57,8 +57,8 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy or on a pair of policies.
 
     `n` is the number of counted initial states, and `unknown` the number of those with an episode of unknown value.
-    `least` and `greatest` are the tests with all unknown values set to 0 and to 1. For a pair, `least` sets unknown
-    values of the first policy to 0 and of the second policy to 1, `greatest` the other way round; the tests count the
+    `least` and `greatest` are the tests with all unknown values set to 0 and to 1, respectively. For a pair, `least`
+    sets those of the first policy to 0 and of the second to 1, and `greatest` does the opposite; the tests count the
     first policy's wins among all wins. `ci` is the confidence sequence of a graded mean, over all possible values.
     """
 
@@ -105,7 +105,7 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
         first, second = found.groups()
         for name in (first, second):
             if name not in policies:
-                raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")
+                raise RunError(f"--until names {name!r}, which this run lacks", remedy=f"Run: {', '.join(policies)}.")
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second))

@@ -41,7 +41,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next `episodes` episodes; `bodies` counts these episodes from 1."""
+        """Add the bodies in violations of the next episodes. Their episode numbers begin at 1 in each call."""
         self._bodies += [replace(body, number=body.number + self._count) for body in bodies]
         self._count += episodes
 

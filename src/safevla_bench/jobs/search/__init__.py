@@ -54,7 +54,7 @@ _BOOLEAN = 1.0
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity that a search minimizes: each clause's robustness divided by its threshold, or that of a formula."""
+    """The quantity that a search minimizes: the robustness of clauses, divided by their thresholds, or of a formula."""
 
     ruleset: Ruleset
     text: str

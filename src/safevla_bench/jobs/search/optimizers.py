@@ -69,7 +69,7 @@ class RandomPoints:
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
-        """Return the next generation, points [G, d] in the unit cube; raise `RunError` if almost none is allowed."""
+        """Return the next generation, points [G, d] in the unit cube; raise `RunError` if no allowed point is found."""
         dimensions = len(self._cube.free)
         return np.array([draw_allowed(self._cube, lambda: self._rng.random(dimensions)) for _ in range(GENERATION)])
 

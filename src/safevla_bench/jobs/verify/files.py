@@ -54,7 +54,7 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # whether the user expects this check; an open expected check leaves the result open
+    wanted: bool = True  # whether the result of the verification is open if this check is open
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
 
@@ -214,7 +214,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
-    """Compare the plan, the table of episodes and the archive. Returns one finding per difference, or an agreement."""
+    """Compare the plan, the table of episodes and the archive. Returns all differences, or one finding of agreement."""
     has_table = (run / folder.EPISODES).exists()
     if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
@@ -304,9 +304,9 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
     the run again and compare its score files with the new judgement.
 
-    The check is open if the run has no scores, or was judged by other rules: rules with another name or options, or the
-    run's own rules. A damaged scores.json is a mismatch. Files of another version of the package or of the schema are
-    never a mismatch, because this version may write them differently.
+    The check is open if the run has no scores, if its rules are not available, or if they have another name or options.
+    Without `ruleset`, it is also open if rules stored in the run judged it. A damaged scores.json is a mismatch. Files
+    of another version of the package or schema never are, because this version may write them differently.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
@@ -386,7 +386,7 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
         detail = f"{judged.left_out.count} episodes are invalid or lost; when the run was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, written, judged)]
-    # Use the written provenance, which is compared separately: its messages on invalid episodes name the former folder.
+    # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)

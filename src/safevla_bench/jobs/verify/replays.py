@@ -48,8 +48,8 @@ _FROM_STATE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so on another processor the last "
-    "digits may differ, and further digits after contacts. Replay on the same kind of processor before you suspect the "
-    "records."
+    "digits may differ, and after contacts even more digits. Replay on the same kind of processor before you suspect "
+    "the records."
 )
 
 
@@ -101,10 +101,10 @@ def compare_records(
 ) -> tuple[list[Deviation], list[str]]:
     """Return the first difference in each channel and header field, earliest first, and what was not compared.
 
-    Numbers must be equal bit for bit. A channel that only the replay has is a difference, except for `UNJUDGED`
-    channels and net impulses, which older records lack, and for every channel if `lenient`; such channels are returned
-    as not compared. A replay from a recorded first state (`from_state`) is compared leniently, within `_FROM_STATE`,
-    and without the values of record 0 that depend on the previous step.
+    Numbers must be equal bit for bit. A channel that only the replay has is a difference, unless `lenient` is true or
+    older records lack this channel (`UNJUDGED` channels and net impulses); then it is returned as not compared. A
+    replay from a recorded first state (`from_state`) is compared leniently, within `_FROM_STATE`, and without the
+    values of record 0 that depend on the previous step.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
@@ -326,7 +326,7 @@ class RunFields(msgspec.Struct):
 
 
 def _use_installed(suite: str) -> str:
-    """Return the official suite that a name or path refers to, so that no file can replace the suite; else `suite`."""
+    """Return the official suite that a name or path denotes, so that no file can replace it; else return `suite`."""
     names = [part.name for part in (Path(suite), Path(suite).parent)]
     return next(filter(None, map(find_official_name, names)), suite)
 
@@ -362,7 +362,7 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> files.
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
             finding = files.open_check(name, f"the host cannot replay the episode here: {error}")
-        except Exception as error:  # a simulator can raise anything, even if it did not when the episode was recorded
+        except Exception as error:  # a simulator can raise anything
             finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
