@@ -32,7 +32,7 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # entry-point group; `module:attribute` holds the path of a host's tags file
+REGISTRIES = "safevla_bench.registries"  # group of entry points to attributes that hold the path of a host's tags file
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "registry of host", "Registries", HostError)
@@ -49,8 +49,8 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return a text with a plug-in host's name and arguments, which an untrusted file must not choose; None for a
-    built-in host or without arguments.
+    """Return the host's name and arguments as a text; None for a built-in host or without arguments. An untrusted file
+    must not choose the arguments of a plug-in host.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
@@ -79,8 +79,8 @@ def describe_code(host: Host) -> str:
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text with the path if `suite` is the path of task files, which an untrusted file must not choose; None
-    if it is a suite's name.
+    """Return a text with the path if `suite` is a path of task files; None if it is a suite's name. An untrusted file
+    must not choose such a path.
     """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
@@ -114,9 +114,9 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
     Runs check each planned episode before they start, and hosts check the seed in `reset`.
 
-    The environment's seed and the index must be >= 0. The index must be below `Task.init_states`, if that is set and
-    the start is neither drawn nor a recorded state. `wait_action` must be finite and as long as `Task.still`.
-    `supports` must allow a recorded state, placements, physics changes, or a draw instead of an initial state.
+    The environment's seed and the index must be >= 0. The index must be below `Task.init_states` if that is set, unless
+    the start is drawn or a recorded state. `wait_action` must be finite and have the length of `Task.still`. `supports`
+    must include each ability that the start needs: recorded states, placements, physics changes or drawn starts.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -139,14 +139,14 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
         except InvalidActionError as error:
             still = ", ".join(f"{number:g}" for number in task.still)
             remedy = f"Give {len(task.still)} finite numbers; by default the task uses {still}."
-            raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
+            raise HostError(f"{name} cannot use this settling action: {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
         problem = f"{name} has no episode {index}"
-        raise HostError(problem, remedy="Give an index of 0 or more; each index draws another start.")
+        raise HostError(problem, remedy="Give an index of 0 or more; each index draws a different start.")
     if count and (index < 0 or (index >= count and not (seed.drawn or has_state))):
         problem = f"{name} has no initial state {index}"
         raise HostError(problem, remedy=f"The task has {count} initial states; give an index from 0 to {count - 1}.")
@@ -203,7 +203,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     _identity = identity.TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
-        """Set the bounds of actions, [A] each, to ±1, without starting a simulation."""
+        """Set the lower and upper bounds of all action values to -1 and 1, without starting a simulation."""
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -281,7 +281,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
-    """Return a task; its instruction is the registry's, or else its name. `further` are other fields of `Task`."""
+    """Return a task with the registry's instruction, or else its name; `further` are other fields of `Task`."""
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 

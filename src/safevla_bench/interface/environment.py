@@ -76,7 +76,7 @@ class HostSupport:
     privileged_readings: tuple[str, ...] = ()  # `Wants.extra` may contain these only if `Wants.privileged` is set
     changes: str = "pose"  # the quantity that an action changes, such as `position`; for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
-    unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = other actions
+    unit_m: float | None = None  # hand motion [m] per unit of an action's first three numbers; None = undefined
     drawn: bool = False  # tasks with initial states can also start from a random placement (`EpisodeSeed.drawn`)
     states: bool = False  # episodes can start from a recorded state (`EpisodeSeed.recorded`)
     placed: bool = False  # episodes can start with objects at `EpisodeSeed.placed`, within `Host.search_space`

@@ -195,7 +195,7 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: indices of initial states, or 0, 1, ... without these."""
+        """Return the numbers of a task's recorded episodes: indices of initial states, or 0, 1, ... if it has none."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record `played` with a header field `replay` that describes how it diverges from the recording.
@@ -249,5 +249,5 @@ def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError`, listing what `host` offers, if a policy requests a reading that the host does not offer."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
-        remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
+        remedy = f"It has the readings {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
         raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

@@ -75,7 +75,7 @@ class PhysicsChange:
         return frozenset(part.name for part in fields(self) if getattr(self, part.name) != part.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order of the replays
+VARIATIONS: Mapping[str, PhysicsChange] = {  # replays run in this order
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),

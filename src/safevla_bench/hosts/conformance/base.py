@@ -63,8 +63,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """A hook's result, and the episode since the hook's last reset: its record, N actions, N + 1 observations, and the
-    coordinates of the state.
+    """A hook's result, and the episode since the hook's last reset: its record, N actions, N + 1 observations, and
+    `coordinates`, which say what the numbers of the state mean.
     """
 
     result: Any
@@ -200,8 +200,8 @@ class HostRules:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Disable the rules of hooks that are None, and the rules on images if no `other_wants` has a camera, by
-        setting these rules to None. Rules that the subclass itself defines stay.
+        """Set rules to None, which disables them: the rules of hooks that are None, and the rules on images if no
+        `other_wants` has a camera. Rules that the subclass itself defines stay.
         """
         if not hasattr(cls, "trials"):
             return  # this class only groups rules
@@ -234,7 +234,7 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return the cached run of a hook in an environment of the first trial; skip the test without the hook."""
+        """Return the cached run of a hook for the first trial; skip the test if the hook is not implemented."""
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
@@ -282,7 +282,7 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the `kind` of error that `call` raises; fail the test if it raises another error or none."""
+    """Return the message of the error that `call` raises; fail the test unless this error is of the type `kind`."""
     try:
         call()
     except kind as error:

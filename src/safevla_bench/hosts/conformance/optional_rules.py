@@ -73,8 +73,8 @@ class TaskRules(HostRules):
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
         """Fail unless `Task.still` has the length of an action and lies within the bounds. If the host is repeatable,
-        settling without `wait_action` must also equal settling by `Task.still`, and differ from settling by the highest
-        action.
+        `wait_action` = None must also give the same episode as `wait_action` = `Task.still`, and settling with the
+        highest action must give a different one.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers; an action has {low.size}.")
@@ -85,7 +85,7 @@ class TaskRules(HostRules):
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(own, named, f"{run}: settling by `Task.still`, compared with no `wait_action`,")
+        require_same(own, named, f"{run}: the episode with `wait_action` = `Task.still` instead of None")
         require(bool(first_difference(own, other)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
@@ -110,7 +110,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01  # largest motion of a body in a substep; poses may be from the substep's start, states from its end
+_NEAR_M = 0.01  # a body's largest motion in a substep, because poses may be one substep older than the state
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
@@ -149,7 +149,7 @@ class OptionalRules(HostRules):
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
-        differs from the episode's record of that step in more than success and dropped pairs.
+        differs from the episode's record of that step in any field except success and dropped pairs.
         """
         env, newest = run.env, list[Batch]()
         skip_unless_repeatable(run)
@@ -203,8 +203,8 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: render_next(False) hid {unseen} from a reset; it may only hide a step's images.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates are within the state, do not overlap, have the length of their kind, and place each
-        tracked body within 1 cm of its recorded position. Passes for a host without `states` and coordinates.
+        """Fail unless coordinates lie within the state, do not overlap, have a size that fits their kind, and place
+        each tracked body within 1 cm of its recorded position. Passes for a host without `states` and coordinates.
         """
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -217,7 +217,7 @@ class OptionalRules(HostRules):
         require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate exceeds the state's {width} numbers.")
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
-            require(size in _SIZES[kind], f"{run}: the {kind} of {name} must not have {size} numbers.")
+            require(size in _SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
         paths, by_state = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in by_state.keys() & paths.keys():
             off = float(np.linalg.norm(by_state[name] - paths[name], axis=1).max(initial=0))

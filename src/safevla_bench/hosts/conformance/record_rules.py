@@ -36,7 +36,7 @@ from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
 _RIGID_M = 0.001
-_TOO_STRONG = 50.0  # in multiples of a torque limit; a value in N·mm would be 1000 times too large
+_TOO_STRONG = 50.0  # multiple of a torque limit that only a torque in a wrong unit exceeds, such as N·mm
 
 
 class RecordRules(HostRules):
@@ -295,8 +295,8 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} with {run.task.init_states} initial states: reset to state {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail if a `drawn` start has the `sim_state` of the initial state with its index, or does not repeat. Passes
-        if resets refuse `drawn` by `HostError`, every start is drawn, or initial states differ only in their goals.
+        """Fail if a `drawn` start equals the initial state with the same index, or if the same seed draws two different
+        starts. Passes if resets refuse `drawn` by `HostError`, every start is drawn, or two initial states are equal.
         """
         count = run.task.init_states
         if count is None:

@@ -82,7 +82,7 @@ class FakeHost(Host):
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return x and y of block, cup and tray, ±1 cm around the task's places; `own` are the initial states."""
+        """Return x and y of block, cup and tray, each ±1 cm around its usual place; `own` has the initial states."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flat_places(_first_objects(task.index))
         starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
@@ -174,7 +174,7 @@ def _build_recording(
         gripped_body=gripped,
         action=np.stack(actions) if actions else np.empty((0, 7)),
         sim_state=states,
-        further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step, so each value is the peak
+        further={"joint_torque_peak_nm": np.abs(torques)},  # a control step has one substep, so its torque is its peak
     )
 
 
@@ -190,7 +190,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
-        Objects start as in the recorded state of `seed`; without one, index and `env_seed` draw their positions.
+        Objects start as in the recorded state of `seed`. If it has none, index and `env_seed` draw their positions.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -293,7 +293,7 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
-            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Run the search again here.")
+            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Search again with this host.")
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 

@@ -99,7 +99,7 @@ class LiberoHost(MujocoHost):
             return libero_tasks.placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all packages in use; LIBERO-plus's version only after its tasks were listed."""
+        """Return the versions of all packages in use, including LIBERO-plus if its tasks were listed before."""
         return {**libero_tasks.versions(), **self._sample}
 
 
@@ -158,7 +158,7 @@ class LiberoEnv(RobosuiteEnv):
           episode. So this method always resets first.
 
         Foreign recordings may come from an environment that was seeded once and reset several times. For such
-        recordings, this method repeats the resets with a new environment's samplers, so that fixtures are in place.
+        recordings, this method rebuilds the samplers, seeds once and repeats all resets, to place fixtures as recorded.
 
         NumPy's generator is restored after the reset, because policies may draw from it, too.
 

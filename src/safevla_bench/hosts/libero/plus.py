@@ -122,7 +122,7 @@ class Variant:
             try:
                 needed = _scene_files(text.partition("(problem ")[2].partition(")")[0])
             except LookupError as error:
-                raise HostError(f"{DISTRIBUTION} has no scene of {self.name}", remedy=INSTALL) from error
+                raise HostError(f"{DISTRIBUTION} has no scene for the task {self.name}", remedy=INSTALL) from error
         return next((file for file in needed if not (installed_folder("assets") / file).is_file()), None)
 
     def make_task(self, index: int) -> Task:
@@ -206,7 +206,7 @@ def select_variants(count: int | None) -> list[Variant]:
 
 
 def describe_sample(count: int | None) -> dict[str, str]:
-    """Return the entry of a record's versions with the package and the sample's size and digest."""
+    """Return package -> its version with the sample's size and digest, for the versions in records."""
     names = [variant.name for variant in select_variants(count)]
     size = f"{len(names):,} of {len(list_variants()):,} tasks"
     return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}

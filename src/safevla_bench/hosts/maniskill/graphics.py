@@ -26,8 +26,8 @@ from PIL import Image as PillowImage
 from safevla_bench.errors import HostError
 
 REMEDY = (
-    "For a CPU install Mesa's lavapipe 24.3 or newer, for an NVIDIA GPU its Vulkan driver: docs/howto/maniskill.md; "
-    "policies that request no images run without them"
+    "Without a GPU, install Mesa's lavapipe 24.3 or newer; for an NVIDIA GPU, install its Vulkan driver: "
+    "docs/howto/maniskill.md. Policies that request no images need neither."
 )
 _TEXTURES = "rgb+segmentation"  # digital twins show a photograph wherever the segmentation is empty
 _building = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
@@ -95,7 +95,7 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
 @cache
 def render_device() -> str:
     """Return the device by which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256 bits),
-    Mesa 25.0.7 (LLVM 15.0.6)`. Raises `HostError`, which names the devices that SAPIEN refuses, if it accepts none.
+    Mesa 25.0.7 (LLVM 15.0.6)`. If SAPIEN accepts no device, raises `HostError`, which names the refused devices.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing

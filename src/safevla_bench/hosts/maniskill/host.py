@@ -46,10 +46,10 @@ _READINGS = ("joint_pos", "joint_vel")
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An arm. `embodiment` is its name in records, `hand` the link whose pose is the end effector's. Each of `fingers`
-    is a part of the names of one finger's links. `controls` maps each supported control mode of ManiSkill, the default
-    first, to the meaning and the number of an action's values. `action_high` are the upper bounds of an action, () = 1;
-    the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's.
+    """An arm. `embodiment` is its name in records, `hand` the link whose pose is recorded for the end effector. Each of
+    the two `fingers` is a substring of the names of one finger's links. `controls` maps ManiSkill's control modes, the
+    default first, to the meaning and the number of an action's values. `action_high` are an action's upper bounds, () =
+    1; the lower bounds are their negatives. `torque_limit_nm` starts at the base; None = the embodiment's limits.
     """
 
     embodiment: str
@@ -66,10 +66,10 @@ ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str,
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about a task. `targets` are the bodies that success requires to be moved, a held tool last. `subgoals` are
-    the conjuncts of success, named as in the result of `evaluate`; `not NAME` must be false. `horizon` is ManiSkill's
-    limit in steps. `robots` are the robots that the task supports, the default first. `layouts` is the number of fixed
-    layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names identical arms in ManiSkill's order.
+    """Facts about a task. `targets` are the bodies that must be moved for success; a held tool is last. `subgoals` are
+    the conditions of success: names in the result of `evaluate`, or `not NAME` for one that must be false. `horizon` is
+    ManiSkill's limit in steps. `robots` are the robots that the task supports, the default first. `layouts` is the
+    number of fixed layouts, `fixed` is furniture that ManiSkill lets move, and `arms` names several identical arms.
     """
 
     targets: tuple[str, ...]
@@ -93,8 +93,8 @@ TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dic
 class ManiskillHost(Host):
     """The host `maniskill`; everything except listing suites and tasks needs the extra `maniskill`.
 
-    `control` is a control mode, by default the robot's first. `robot` selects the tasks that ManiSkill made for this
-    robot. The default selects the tasks for any Panda, each with ManiSkill's default Panda.
+    `control` is a control mode; the default is the first mode of the robot. `robot` selects the tasks that ManiSkill
+    made for this robot. Without `robot`, the host has all tasks for a Panda, each with the Panda that ManiSkill uses.
     """
 
     name = "maniskill"
@@ -192,7 +192,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a new scene, settle, and take record 0. A seed computed from `env_seed` and the index
         draws the scene, unless the index selects a layout. At least one settling step is made, because PhysX reports
-        contacts only after a step; in tasks with layouts, which ManiSkill's reset settles, it is a single physics step.
+        contacts only after a step. In tasks with layouts, one physics step is enough: ManiSkill's reset settles them.
         """
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
@@ -343,8 +343,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # other suites set the robot
-    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` also works on a CPU
+    options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` includes CPUs
     changed: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -460,7 +460,7 @@ def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the parts (robot links, solid actors), the indices of those of hand and fingers, and the parts' bodies."""
+    """Return the parts (robot links, solid actors), which of them are hand or fingers, and each part's SAPIEN body."""
     named = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     links = sorted(name_links(env, facts).values(), key=lambda link: len(_ancestors(link)))
     places = {link.entity.per_scene_id: place for place, link in enumerate(links)}
@@ -486,7 +486,7 @@ def _ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    """Return which components of `Part.motion` a link has: only one if it moves about or along an axis of its frame."""
+    """Return a link's `Part.motion`: () if fixed, one component for motion about or along a frame axis, else all."""
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -502,7 +502,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force, with the normal force [3] on the second body [N], world frame. SAPIEN
-    also lists points that are only close, and gives the impulse on the first body instead.
+    gives the impulse on the first body, and also lists points that are close but do not touch.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
@@ -526,7 +526,7 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
-    """Return the positions and rotations in the array of `read_state`, each with its columns."""
+    """Return which entries of the array of `read_state` are positions, and which are rotations."""
     told, first = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -21,7 +21,7 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH = (120, 160)
-_FOVY_RAD = np.pi / 4  # as MuJoCo's free camera, because `close_ups` assumes this angle
+_FOVY_RAD = np.pi / 4  # the angle of MuJoCo's free camera, which `close_ups` assumes
 _ENDLESS_M = 10.0
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x (z up), a `Viewpoint` along -z (y up)
 _ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes are along x, ours along z
@@ -145,7 +145,7 @@ class ManiskillStage(stage.Stage):
         env = self._scene.env
         configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
         config = configs[camera.name]
-        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # several robots have no cameras
+        links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map  # only a single robot has cameras
         mount = config.mount or links.get(config.entity_uid)
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])

@@ -40,9 +40,9 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # position [m] in LeRobot 7427f31, envs/metaworld.py
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # camera position [m]: LeRobot 7427f31, envs/metaworld.py
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
-_APPEARANCE = Appearance(  # as in Meta-World's images, with the goal's marker; `turned` cameras are upside down
+_APPEARANCE = Appearance(  # as in Meta-World's images: goal markers are drawn, and cameras in `turned` are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
 _HAND_READING, _STATE_READING = "agent_pos", "state"
@@ -198,7 +198,7 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _place(self, camera: str) -> Iterator[str]:
-        """Move a camera of `_MOVED_M` to its position for the block; yield Meta-World's name of the camera."""
+        """Within the block, place a camera as in `_MOVED_M`, if listed there; yield the camera's name in Meta-World."""
         own, place_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(own).xpos
         stood = position.copy()

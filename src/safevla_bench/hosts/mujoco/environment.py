@@ -256,7 +256,7 @@ class RobosuiteEnv(MujocoEnv):
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # each further step may be the last
+            self._gate.set_open(step >= seed.wait_steps - 1)  # each step from here on may be the last
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
@@ -328,7 +328,7 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # The rollout ends episodes. Otherwise robosuite would refuse step 1001, counting settling steps.
+        # Only the rollout ends episodes. If this is False, robosuite refuses step 1001, counting settling steps.
         "ignore_done": True,
     }
 
@@ -460,8 +460,8 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Geoms of equal masks in
-    the same sets form a kind. Each kind gets one bit, and accepts the bits of all kinds that it may still touch.
+    """Prevent contact between geoms of `first` and `second`; all other pairs collide as before. Geoms with equal masks
+    and in the same sets form a kind: its `contype` is one bit, its `conaffinity` the bits of kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)

@@ -32,8 +32,8 @@ _CACHES = {"NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "matplotlib"}
 _ROBOSUITE = "robosuite.renderers.context.egl_context"
 _MAKE_DISPLAY = "create_initialized_egl_device_display"
 GRAPHICS_REMEDY = (
-    "`safevla doctor` says what is missing. Without a GPU: apt-get install libgl1 libegl1 libegl-mesa0 libglib2.0-0 "
-    "(names on Debian and Ubuntu), unset MUJOCO_GL."
+    "`safevla doctor` says what is missing. Without a GPU: unset MUJOCO_GL, and apt-get install libgl1 libegl1 "
+    "libegl-mesa0 libglib2.0-0 (names on Debian and Ubuntu)."
 )
 
 
@@ -41,8 +41,8 @@ GRAPHICS_REMEDY = (
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
     """Choose the EGL device and writable caches for the block, which imports a simulator.
 
-    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`: the
-    remedy is `install` if a package or name is missing, about graphics if MuJoCo or OpenGL raised, else a repair.
+    If the simulator does not render `by_egl`, CUDA_VISIBLE_DEVICES stays set. Import errors become a `HostError`. Its
+    remedy is `install` if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, else a reinstall.
     """
     _use_writable_caches()
     try:
@@ -154,7 +154,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
         if len(numbers) == len(entries) and ordinals.keys() >= set(numbers):
             chosen = [ordinals[number] for number in numbers]
         else:
-            warning = f"EGL lists {len(ordinals)} GPUs, but not by the names in {VISIBLE}={visible}"
+            warning = f"EGL lists {len(ordinals)} GPUs, which cannot be matched with {VISIBLE}={visible}"
     return chosen[worker % len(chosen)], warning
 
 

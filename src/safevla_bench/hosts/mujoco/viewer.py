@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
-WELL_SHOWN = 0.015  # share of the default view that makes a body easy to find
-_ENOUGH = 0.06  # share of a close-up beyond which a body counts no more, so that no table outweighs a finger
+WELL_SHOWN = 0.015  # a body that covers this share of the default view is easy to find
+_ENOUGH = 0.06  # larger shares of a close-up count as this one, so that a table has no advantage over a finger
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
@@ -132,7 +132,7 @@ class MujocoStage(stage.Stage):
 
     def _set(self, record: int) -> None:
         """Set the model to the instant of a record's poses. Poses are taken at the start of the last substep, but the
-        state at its end (see `mujoco.Recorder`), so positions are moved back by one substep, exactly up to rounding.
+        state at its end (see `mujoco.Recorder`), so positions move back by one substep, which is exact up to rounding.
         Record 0 may follow no substep; its positions are moved back only if this brings them closer to those recorded.
         """
         self._pose(record, -self._model.opt.timestep)
@@ -190,8 +190,8 @@ class MujocoStage(stage.Stage):
         return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_ids(self, name: str, counts: Bools) -> list[int]:
-        """Return the ids of the bodies to show for a recorded body: its own ids if it has geoms that `counts` [ngeom]
-        marks, else those of attached bodies with marked geoms, else of its closest ancestor with marked geoms.
+        """Return the ids of the bodies to show for a recorded body. A body without geoms that `counts` [ngeom] marks is
+        replaced by all bodies attached to it that have such geoms, or else by its closest ancestor that has them.
         """
         bodies, owners = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
@@ -215,9 +215,9 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
-    """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. A
-    record without a seed or initial state starts from its first state, if it is a replay or has poses of fixtures.
-    Raises `HostError` if the record has neither kind of start, or its fixtures are not poses.
+    """Return the seed that recreates the episode's scene, without settling steps, because states are set directly. If
+    the record lacks the seed or initial state, but is a replay or has poses of fixtures, the episode starts from its
+    first state. Raises `HostError` if neither start is possible, or if the record's fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -226,8 +226,8 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
-        remedy = "Both place what `sim_state` lacks, such as fixtures. In your own loop call env.seed(N) before "
-        remedy += "each reset, as `safevla eval` does."
+        remedy = "The seed and the index place what `sim_state` lacks, such as fixtures. In your own loop, call "
+        remedy += "env.seed(N) before each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
@@ -392,7 +392,7 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
-    """Yield free cameras around a point. The first looks in the default camera's azimuth, from slightly above."""
+    """Yield free cameras around a point. The first one has the azimuth `azimuth_deg` and looks down by 30 degrees."""
     x, y, z = (float(part) for part in lookat_m)
     distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
     for tilt in _TILTS_DEG:
@@ -413,8 +413,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
-    """Return the first camera whose least visible body is nearly as large as the best camera's; `shown` holds, per
-    camera, the share of the picture that each body covers, [B].
+    """Return the first camera that shows its least visible body nearly as large as the best camera does. `shown` holds,
+    per camera, the share of the picture that each body covers, [B].
     """
     least = np.minimum([seen.min() for seen in shown], _ENOUGH)
     return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]

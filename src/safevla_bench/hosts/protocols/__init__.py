@@ -97,7 +97,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Field of a protocol -> its description, in the order of tables; a dot precedes the name of an inner field."""
+"""Field of a protocol -> its description, in the order for tables; `a.b` is the field b inside the field a."""
 
 
 PRESET = "safevla-bench"
@@ -127,7 +127,7 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
 
 
 def default_protocol(suites: Iterable[str]) -> str:
-    """Return the name of the default protocol: the suites' protocol if all have the same one, else the preset."""
+    """Return the default protocol's name: the protocol of the suites if it is the same for all, else the preset."""
     chosen = {_OF_SUITES.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
@@ -156,7 +156,7 @@ def _replace_values(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol in run.json differs from the shipped one of its name, if there is one."""
+    """Return the fields in which a protocol in run.json differs from the shipped protocol of that name, if any."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []

@@ -1,4 +1,4 @@
-"""Host of robosuite 1.5's tasks: cubes, nuts, objects for bins, a door, a tool to hang; and tasks of two arms.
+"""Host of robosuite 1.5's tasks: for one arm (cubes, nuts, objects for bins, a door, a tool to hang) and two arms.
 
 `robosuite.toml` defines tasks and goals. robosuite is imported when an environment is made.
 """
@@ -261,7 +261,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
         for coordinate, value in placed:
             name, _, axis = coordinate.rpartition(".")
             if name not in drawn or axis not in {"x", "y"}:
-                raise HostError(f"robosuite has no coordinate {coordinate!r} here", remedy="Run the search again.")
+                raise HostError(f"the robosuite task has no coordinate {coordinate!r}", remedy="Run the search again.")
             position, *rest = drawn[name]
             place = tuple(value if axis == each else old for each, old in zip("xyz", position, strict=True))
             drawn[name] = (place, *rest)
@@ -284,7 +284,7 @@ def find_env_class(name: str) -> Any:
 
     kinds = list(ManipulationEnv.__subclasses__())
     for kind in kinds:
-        kinds.extend(kind.__subclasses__())  # so the loop visits these, too
+        kinds.extend(kind.__subclasses__())  # so that the loop also visits subclasses of subclasses
     return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
 
 
