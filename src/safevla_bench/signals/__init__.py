@@ -93,7 +93,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return for each raw field that the signals read and some episode lacks: whether each episode lacks it, [E]."""
+    """Return raw field -> whether each episode lacks it, [E], for fields that the signals read and an episode lacks."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacking = {field: fields.lacks_field(field) for field in raw_fields}

@@ -101,7 +101,7 @@ class _Pairs:
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each distance, [K], or a lower bound not below the group's `least` [G], which is updated in place."""
+        """Return distances, [K], or lower bounds of at least the group's `least` [G]. Updates `least` in place."""
         back = self.turned_round()
         of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
         of_edges = self._edge_separations()
@@ -127,7 +127,7 @@ class _Pairs:
     def _edge_separations(self) -> Floats:
         """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 if all are parallel."""
         crossed = np.zeros((len(self.turn), 3, 3, 3))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box cross the second box's axes
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box × the axes of the second box
             crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = crossed.reshape(-1, 9, 3)
         norms = lengths(normals)
@@ -145,7 +145,7 @@ def _from_box(points: Floats, half: Floats) -> Floats:
 
 
 def _edge_distances(a: Floats, b: Floats) -> Floats:
-    """Return the least distance of edges whose nearest points are inside both edges, [K]; infinity without any."""
+    """Return the least distance of two edges that are nearest at inner points of both, [K]; infinity if none are."""
     start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
     d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other
     r = start - other

@@ -381,7 +381,7 @@ def _held_speed(fields: RecordFields) -> Floats:
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # values across an episode's end are replaced
+        with np.errstate(divide="ignore", invalid="ignore"):  # differences across two episodes are replaced
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
@@ -400,10 +400,10 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip certainly begins [N], rows where a body returns after a gap, and the last grip before [N]."""
+    """Return where a grip surely begins [N], where a body returns after a gap, and the previous gripped row [N]."""
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
-    before = np.concatenate([[-1], gripped[:-1]])  # -1 = no grip before
+    before = np.concatenate([[-1], gripped[:-1]])  # -1 = no earlier grip
     begins = fields.own_grip & (
         (before < fields.first_record)
         | (fields.held_body != fields.held_body[before])
@@ -640,7 +640,7 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
-    with np.errstate(divide="ignore", invalid="ignore"):  # values across an episode's end are replaced
+    with np.errstate(divide="ignore", invalid="ignore"):  # differences across two episodes are replaced
         for i in stencil:
             spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
             total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]

@@ -53,8 +53,8 @@ def pair_gaps(
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of m records with distinct poses, [m], and for each record the index of its poses in these rows,
-    [n], so that repeated poses are measured once. For fixed parts both are [1]. Poses are rounded to 1e-11.
+    """Return the rows of the m records with distinct poses, [m], and for each record the index into these rows, [n], so
+    that equal poses are measured once. If all parts are fixed, both arrays are [1]. Poses are rounded to 1e-11.
     """
     placed = map(scene.place, parts)
     tracks = [values for track in placed for values in (track.position, track.quaternion) if len(values) > 1]
@@ -205,7 +205,7 @@ def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
 
 
 def _add_planes(least: Floats, a: _Solids, b: _Solids, group: Ints) -> None:
-    """Lower `least` [n, groups] by the gaps between the planes of `a` and the boxes of `b`."""
+    """Include the gaps between planes of `a` and boxes of `b` in the minimum `least` [n, groups]."""
     part, boxes = np.repeat(np.arange(len(b.body)), np.diff(b.first)), b.boxes
     for k, owner in enumerate(a.plane_part):
         up, point = a.up[:, k], a.point[:, k]

@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
 A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; its time is the first of these. At the end
-of an episode it is unknown whether a change will last. The handled target is the one that is or was held last.
+of an episode it is unknown whether a change will last. The handled target is the one held now or held last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _load(fields: RecordFields) -> Ints:
 
 
 def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Register a signal that is true at those changes of a value for which the decorated function is true."""
+    """Register a signal that is true where a value changes and the decorated function of old and new value is true."""
 
     def register(becomes: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(becomes)

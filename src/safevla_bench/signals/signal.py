@@ -74,8 +74,8 @@ class RecordFields:
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
-        """Return the fields of each arm, since a clause that reads these signals is judged for each arm. Return only
-        these fields if there is one arm, or if no signal is about one arm.
+        """Return the fields of each arm, because a clause that reads the named signals is judged for each arm. Return
+        only `self` if an arm is already chosen, there is only one arm, or no named signal is about one arm.
 
         If a signal is about grips, the first arm with contact replaces arms that have no contact in the whole episode.
         """
@@ -108,7 +108,7 @@ class RecordFields:
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:
-        """The fields of each other arm; an episode with fewer arms than others repeats its arms."""
+        """The fields of each other arm; arms repeat in an episode that has fewer arms than another episode."""
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
@@ -181,8 +181,8 @@ class RecordFields:
 
     @cached_property
     def held_body(self) -> Ints:
-        """Index of the held target, [N]: the target in the arm's gripper; else the target that this arm held last
-        (before its first grip: `target_object`), if another arm now holds it; else `target_object`, or -1 without one.
+        """Index of the held target, [N]. It is the target in the arm's gripper, if any. Otherwise, it is the target
+        that this arm held last, if another arm holds that target now; else the header's `target_object`, -1 if none.
         """
         return np.where(self.is_handed_over, self._last_held, self._own_held)
 
@@ -453,7 +453,7 @@ _ARM_FIELDS = {
 }
 """Raw field of one arm -> the kind of signals that read it, see `Signal.of_arm`."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Field -> function that says whether each episode lacks the field of a place, [E]; `reads` has `FIELD of PLACE`."""
+"""Field -> function that returns whether each episode lacks it at a place, [E]; `reads` has `FIELD of PLACE`."""
 
 
 # Signals
@@ -466,7 +466,7 @@ Argument: TypeAlias = str | float
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """How to find the bodies behind a signal's value in a record, and their relation in words."""
+    """How to find the bodies that determine a signal's value in a record, and a text about their relation."""
 
     kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
@@ -511,7 +511,7 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Function for whether the value is unknown at each record, [N]; None = where an unknown pose makes it NaN."""
+    """Function that returns which values are unknown, [N]; None = the values that an unknown pose makes NaN."""
     bodies: Bodies | None = None
     ends_open: bool = False
     """True if `unknown` also marks records near the episode's end because later records would decide their values."""
@@ -591,7 +591,7 @@ def signal(
 
     A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is its
     meaning. `event` says that a numeric signal is 0 or 1. `ahead` must be set if a value depends on later records; else
-    it may read only its own record, record 0, the current grip's first record, and `GAP_RECORDS` + 1 records before.
+    it may depend only on its own record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's first record.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed

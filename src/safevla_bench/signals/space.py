@@ -342,7 +342,8 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
         tracks = [_track(fields, kind, *item, episode, records) for item in zip(kind.places, places, strict=True)]
         if all(track.body.size for track in tracks):
             measured = fold(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
-            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # infinite in all or no records
+            # Without a held body, the values are infinite in all records or in none.
+            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(is_nothing, np.nan, measured)
     return values
 
@@ -350,8 +351,8 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form's value for each pair of bodies, or each body, [n, pairs]; for a body and itself infinity if its
-    pose is recorded or lost, else NaN.
+    """Return the form's value for each pair of bodies, or for each body, [n, pairs]. A body paired with itself has the
+    value infinity if its pose is recorded or marked as unknown, else NaN.
     """
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
@@ -394,8 +395,8 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
-    """Return the boxes of a `clearance`, or around the person of a `person_distance`, in the only episode; [] for other
-    forms. Each box has the name of its body (None = the world), and its center and sizes in the body's frame [m].
+    """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, in a batch of one; [] for
+    other forms. Each box has the name of its body (None = the world), and its center and sizes in the body's frame [m].
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -574,7 +575,7 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
 def _person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the bodies of K links (the end effector has none), and the links' distances from a person [m], [n, K]."""
+    """Return the bodies of each of K links, () for the end effector, and their distances from a person [m], [n, K]."""
     of, at = (
         _track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
     )

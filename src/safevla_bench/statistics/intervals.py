@@ -25,12 +25,12 @@ _MOST_VALUES = 256
 _DIGITS = 9  # decimals of the ends, few enough that the processor's order of addition does not matter
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""The points at which the integration line may end: it ends at the first one where the logarithm of the integrand has
-fallen by `_FALL`. Lines to the first cut use every fifth point, lines to the next three cuts every third.
+"""The integration line ends at the first of these indices of `_LINE` where the integrand's logarithm has fallen by
+`_FALL`. A line up to the first index uses every fifth point, up to the next three every third, up to the last every.
 """
 _ROWS, _FEW_ROWS = 192, 16
-"""Number of rows integrated at a time, to fit into the processor's cache; largest number of rows for which points are
-not multiplied one by one."""
+"""Number of rows that are integrated at a time, to fit into the processor's cache; largest number of rows that are
+integrated without a loop over the points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def reconcile_interval(
     Score intervals and mid-p-values are approximations that disagree for a few outcomes (discordant pairs that split
     4:0, 15:6, 18:8 or 21:10); the test decides. If the test is not significant, the interval is extended to contain 0.
     If it is significant and the interval contains 0, the end on the other side of the estimate becomes 0, and is open.
-    Ends may be arrays. Returns None without an interval.
+    Ends may be arrays. Returns None if `interval` is None.
     """
     if interval is None:
         return None
@@ -218,7 +218,7 @@ def bounded_mean_ends(
 
 def mean_p_values(rows: Floats, mean: float) -> Floats:
     """Return for each row of values in [0, 1], [R, n], the two-sided p-value of the hypothesis that their mean is
-    `mean`: the error at which an end of `bounded_mean_interval` is `mean`. NaN values are ignored.
+    `mean`: the value of 1 - confidence at which an end of `bounded_mean_interval` is `mean`. NaN values are ignored.
     """
     means = np.full(len(rows), mean)
     low, high = (1 - _spacing_cdf(*_merge_rows(side), end) for side, end in ((1 - rows, 1 - means), (rows, means)))
@@ -226,7 +226,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return per row a 1 and the row's distinct values, the most frequent first, and their counts, [R, M] each."""
+    """Return for each row the points (1, then its distinct values, most frequent first) and their counts, [R, M]."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -244,7 +244,7 @@ def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: flo
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return the means, to within 1e-11, at which `_spacing_cdf` is `level`, by secants of its normal quantile."""
+    """Return the means, to within 1e-11, at which `_spacing_cdf` is `level`, by secant steps on its normal quantile."""
     from scipy.special import ndtri
 
     sizes = counts.sum(axis=1)
@@ -323,7 +323,7 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
-    """Return P(Q > 0) of each row: the integral of `_spacing_cdf` along a vertical line through the row's saddle."""
+    """Return P(Q > 0) of each row, by the integral in `_spacing_cdf` along a vertical line through the row's saddle."""
     above = widths[:, None] * np.sinh(line)
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
     turns, numbers = rates[:, ~is_single, None] * above[:, None], counts[:, None, ~is_single]
@@ -335,7 +335,7 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
         scale * (real * saddles[:, None] + imaginary * above),
         scale * (imaginary * saddles[:, None] - real * above),
     )
-    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # multiplies by 1 / (1 - i turned)
+    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # (real + i imaginary) / (1 - i turned)
         turned = rate * above
         shrunk = 1 / (1 + turned * turned)
         real, imaginary = (real - turned * imaginary) * shrunk, (imaginary + turned * real) * shrunk
@@ -409,9 +409,9 @@ def tango_interval(
     """Return Tango's score interval of the difference of two proportions over the same n pairs; None if n is zero.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: the interval contains all differences that a score test does not
-    reject; under each, the probability that only the second succeeds has its maximum-likelihood value. If no pair
-    differs, the interval is ± z²/(n + z²). `only_first` and `only_second` count the pairs in which only the first, or
-    only the second, succeeds. If the counts are arrays [R], so are the ends.
+    reject. The test of a difference uses the most likely probability that only the second succeeds. If no pair differs,
+    the interval is ± z²/(n + z²). `only_first` and `only_second` count the pairs in which only the first, or only the
+    second, succeeds. If the counts are arrays [R], so are the ends.
     """
     if not np.all(n):
         return None
@@ -620,7 +620,7 @@ class SequentialLook:
     low: int
     high: int
     side: int
-    """1 if at this look or before the sum was too large for the rate, -1 if too small, 0 if the test continues."""
+    """1 if the sum was too large for the rate at this or an earlier look, -1 if too small, 0 if the test continues."""
 
 
 def sequential_look(
@@ -628,7 +628,7 @@ def sequential_look(
 ) -> SequentialLook:
     """Return the last look of a sequential test of a rate; each of a planned number of looks may end the test.
 
-    Up to a look, the test may spend on each side half of its error times the square of the share of planned steps made
+    When the share s of the planned steps is made, each side of the test may have spent half of the error times s²
     (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as that error allows. They follow
     from the distribution of the sums that no earlier look has ended, computed recursively, so that the error is exact
     for any steps.

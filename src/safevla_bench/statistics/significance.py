@@ -78,10 +78,10 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
 
 
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
-    """Return which outcomes x of n and y of m are at least as extreme as the observed one, as two arrays [n + 1] by x.
+    """Return limits of outcomes (x of n, y of m) that are at least as extreme as the observed one: two arrays [n + 1].
 
-    For each x, every y up to the first array's value (-1 = none) and from the second array's value on (m + 1 = none) is
-    extreme. The squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant factor, with s = x + y.
+    For index x, every y up to the first array's value (-1 = none) and every y from the second array's value on (m + 1 =
+    none) is extreme. The squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant factor, with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -234,8 +234,8 @@ def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENC
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: float) -> MeanTest:
     """Return the sign-flip test that weighted differences [K] are symmetric about zero, with its interval in [-1, 1].
     The interval contains the centers of symmetry that sign flips do not reject (J. A. Hartigan, Journal of the American
-    Statistical Association 64 (1969) 1303-1317). The probability of outcomes exactly as extreme as the observed one
-    counts times `tie`: 1, or 0.5 for a mid-p-value.
+    Statistical Association 64 (1969) 1303-1317). Outcomes exactly as extreme as the observed one count with `tie`
+    times their probability: `tie` is 1, or 0.5 for a mid-p-value.
     """
     estimate = float(differences @ weights / weights.sum())
     is_graded = tie < 1 and len(differences) > _EXACT_TERMS
@@ -291,8 +291,8 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the `Shares` of these sums, and of the negated sums, by a table of all subsets over weight and sum. It is
-    exact if weights and sums are few whole steps, such as counts; else both are rounded to 1,000 and 2,048 steps.
+    """Return the `Shares` of these sums, and of the negated sums, from a table of subset counts by weight and sum. The
+    shares are exact if both are multiples of few steps, as counts are; else 1,000 and 2,048 rounded steps are used.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -534,15 +534,15 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
 
 
 _P_HALVINGS = 12
-"""Halvings in the search for a p-value, which is then at most 0.00025 too large, and on the level's correct side."""
+"""Halvings in the search for a p-value, which is then at most 0.00025 too large, on the correct side of the level."""
 
 
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the test with the interval of `measure`; its p-value is the error at which that interval ends at 0.
+    """Return the test with the interval of `measure`; its p-value is 1 - the confidence at which an end is 0.
 
-    If `only_side`, the p-value is just 0 if it is significant, and 1 if it is not.
+    If `only_side`, the p-value is only 0 (significant) or 1 (not significant).
     """
 
     def excludes_zero(level: float) -> bool:
@@ -560,7 +560,7 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""A state or a task: its number of good episodes, the number of these that are unknown, then other test inputs."""
+"""A state or a task: its number of good episodes, how many of them are unknown, and further inputs of the test."""
 _MOST_CHOICES = 2000
 
 
@@ -591,7 +591,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 
 _MOST_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws, but at least a fifth of `_MOST_DRAWS` are drawn
+_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws; however, there are always `_MOST_DRAWS` // 5 draws or more
 
 
 def max_t_adjust(differences: Floats) -> Floats:
