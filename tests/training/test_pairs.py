@@ -21,7 +21,7 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
-from safevla_bench.jobs.pairs import MOST_SEEDS, write_found
+from safevla_bench.jobs.pairs import MOST_SEEDS, write_rollout_suites
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS
 from safevla_bench.rollout.found import read_suite
@@ -192,7 +192,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     roll_out(REQUEST, folder / "first")
     first = judge([folder / "first"], RULES)
-    (found,) = write_found(first, find_states(first), folder / "found")
+    (found,) = write_rollout_suites(first, find_states(first), folder / "found")
     roll_out(replace(REQUEST, suites=("fake",), tasks=None, episodes="protocol", found=found), folder / "again")
     return folder / "first", folder / "again", found
 

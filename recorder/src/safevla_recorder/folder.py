@@ -70,7 +70,7 @@ def _claim(path: Path) -> bool:
         return False
     try:
         known = json.loads((path / RUN).read_bytes())
-        is_ours = known["volatile"]["session"] == _session()
+        is_ours = known["volatile"]["session"] == _session_name()
     except (OSError, ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
@@ -107,8 +107,8 @@ def call_at_exit(function: Callable[[], None]) -> Undo:
     return partial(undo_all, undo)
 
 
-def _session() -> str:
-    """Return a name for the run, which this process and its parent's other `multiprocessing` processes share."""
+def _session_name() -> str:
+    """Return a name that is the same in a process and in all `multiprocessing` workers that it starts."""
     parent = parent_process()
     number = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so Linux's start time of the process is added
@@ -297,7 +297,7 @@ def require_policy_name(policy: object) -> None:
 def facts_of_the_day() -> dict[str, object]:
     """Return facts about this process for run.json: command line without secrets, start time, and `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
+    return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
 
 def is_of_killed_writer(path: Path) -> bool:

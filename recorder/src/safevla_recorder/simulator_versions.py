@@ -55,8 +55,8 @@ class KnownDifference:
 def version_number(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, without trailing zeros; () if it does not begin with a number.
 
-    >>> version_number("3.17.0") > version_number("3.4.0rc1") == (3, 4)
-    True
+    >>> version_number("3.4.0rc1")
+    (3, 4)
     """
     matched = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in matched.group().split(".")] if matched else []

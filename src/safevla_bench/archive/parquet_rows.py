@@ -29,7 +29,7 @@ from safevla_bench.archive.record_schema import (
     refuse_field,
 )
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, absent_channel, batch_channels, join_lengths
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, absent_channel, batch_channels, offsets_of
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.single_episode import validate
 from safevla_recorder import channels
@@ -140,7 +140,7 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
-    offsets = pa.array(join_lengths(lengths), pa.int32())
+    offsets = pa.array(offsets_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
@@ -170,7 +170,7 @@ def _has_column(batch: Batch, name: str) -> Bools:
     if name == channels.NET_FORCE:
         listed = np.array([channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & listed
-    known = join_lengths((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
+    known = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known[batch.contacts.starts][batch.starts]) > 0
 
 
@@ -226,7 +226,7 @@ class _Columns:
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
         self.arms = np.array([outline.arm_count for outline in self.outlines], dtype=np.int64)
-        self.body_starts = join_lengths(self.bodies)
+        self.body_starts = offsets_of(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
         """Return a column's flat items, the length [E] of each row's list, and whether the list is present [E]."""
@@ -270,7 +270,7 @@ def _build_batch(columns: _Columns) -> Batch:
     contacts = _read_contacts(columns)
     return Batch(
         headers=tuple(outline.header for outline in outlines),
-        starts=join_lengths(columns.records),
+        starts=offsets_of(columns.records),
         body_starts=columns.body_starts,
         body_names=names,
         body_name=np.array([code[name] for outline in outlines for name in outline.body_roles], dtype=np.int64),
@@ -311,12 +311,12 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         filled = _to_numpy(values, spec.name)
     numbers = filled.astype(np.float64, copy=False)
     width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else arms
-    return Channel(numbers, join_lengths(items), np.where(present, width, -1))
+    return Channel(numbers, offsets_of(items), np.where(present, width, -1))
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
     """Return the common length of the lists in each episode, [E]; if an episode has no lists, `spec.row_size`."""
-    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
+    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
     odd = np.flatnonzero(lengths != np.repeat(widths, items))
@@ -336,7 +336,7 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
             "Write both columns, or neither.",
             spec.name,
         )
-    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), join_lengths(counts)
+    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), offsets_of(counts)
     for e in np.flatnonzero(present):
         check_posed_bodies(places[starts[e] : starts[e + 1]].tolist(), int(columns.bodies[e]), spec.bodies)
     body = places + np.repeat(columns.body_starts[:-1], counts)
@@ -359,7 +359,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
         check_places(places, 0, bodies, f"contacts.{name}")
     return Contacts(
         present=present,
-        starts=join_lengths(touching),
+        starts=offsets_of(touching),
         a=pair["a"] + shift,
         b=pair["b"] + shift,
         force_n=_to_numpy(force, "contacts.force_n"),
@@ -400,7 +400,7 @@ def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
-    touched = np.diff(contacts.starts[join_lengths(columns.records)])
+    touched = np.diff(contacts.starts[offsets_of(columns.records)])
     texts = columns.rows.column("extra").to_pylist()
     counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
     return tuple(parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)

@@ -19,7 +19,7 @@ from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
-from safevla_bench.jobs.pairs import write_found
+from safevla_bench.jobs.pairs import write_rollout_suites
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NOT_PHASED
@@ -222,7 +222,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     assert isinstance(settings, _PairSettings)
     candidates, unusable = list_candidates(judged)
     states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
-    found = write_found(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
+    found = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
     pairs, others = count_noun(sum(len(s.pairs) for s in states), "pair"), len(states) - len(with_pairs)
     echo(

@@ -225,7 +225,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def pool(cls, rates: Sequence[Rate]) -> Rate:
-        """Return the proportion over the episodes of several rates without common starts, such as those of suites."""
+        """Return the proportion over several rates that share no start, such as those of different suites."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
         if len(known) == 1:

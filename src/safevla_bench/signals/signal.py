@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.stl.formula import format_argument, is_name
-from safevla_bench.trajectory.batch import Batch, Poses, batch_of_headers, join_lengths, select_episodes
+from safevla_bench.trajectory.batch import Batch, Poses, batch_of_headers, offsets_of, select_episodes
 from safevla_bench.trajectory.header import TARGET, TORQUES
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags, single_channels
 from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
@@ -349,7 +349,7 @@ class RecordFields:
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
-        base = join_lengths(per_record * self.batch.lengths)[:-1]
+        base = offsets_of(per_record * self.batch.lengths)[:-1]
         row = self.spread_over_records(base) + (at - self.first_record) * self.spread_over_records(per_record) + column
         rows = np.full((len(body), poses.size), np.nan)
         rows[is_posed] = poses.channel.values.reshape(-1, poses.size)[row[is_posed]]

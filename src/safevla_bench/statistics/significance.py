@@ -291,8 +291,9 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the `Shares` of these sums, and of the negated sums, from a table of subset counts by weight and sum. The
-    shares are exact if both are multiples of few steps, as counts are; else 1,000 and 2,048 rounded steps are used.
+    """Return the `Shares` of these sums, and of the negated sums, from a table of subset counts by weight and sum.
+    Weights that are not few multiples of a whole unit are rounded to 1,000 steps, and sums that are not few multiples
+    of 1/q, q at most 60, to 2,048 steps; otherwise the shares are exact.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)

@@ -262,7 +262,7 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E], whose channels are all absent."""
-    episodes, starts = len(headers), join_lengths(lengths)
+    episodes, starts = len(headers), offsets_of(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
     absent, nowhere, false = absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
     return Batch(
@@ -289,8 +289,8 @@ def absent_channel(episodes: int) -> Channel:
     return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
 
 
-def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the offsets of E concatenated items with these lengths, and the end of the last item, [E + 1]."""
+def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
+    """Return the start of each of E concatenated items with these lengths, then the end of the last one, [E + 1]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
@@ -299,7 +299,7 @@ def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Return the indices of the chosen episodes' flat items, in order, and each episode's offset in that result."""
     counts = starts[episodes + 1] - starts[episodes]
-    new = join_lengths(counts)
+    new = offsets_of(counts)
     items = np.arange(new[-1])
     items += np.repeat(starts[episodes] - new[:-1], counts)
     return items, new
@@ -375,7 +375,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
-    base = join_lengths([len(b.body_name) for b in batches])[:-1].tolist()
+    base = offsets_of([len(b.body_name) for b in batches])[:-1].tolist()
 
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
@@ -398,7 +398,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts: Sequence[Ints]) -> Ints:
-    return join_lengths(np.concatenate([np.diff(s) for s in starts]))
+    return offsets_of(np.concatenate([np.diff(s) for s in starts]))
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:

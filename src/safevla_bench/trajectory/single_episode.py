@@ -23,7 +23,7 @@ from safevla_bench.trajectory.batch import (
     Poses,
     batch_channels,
     batch_of_headers,
-    join_lengths,
+    offsets_of,
 )
 from safevla_bench.trajectory.geometry import read_geometry
 from safevla_bench.trajectory.header import OUTCOMES, ROBOT, ROLES, TARGET, TORQUES, Header
@@ -81,7 +81,7 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     present = np.array([listed is not None])
     if listed is None:
         return Contacts.empty(present, records)
-    starts = join_lengths(np.bincount(listed.record, minlength=records))
+    starts = offsets_of(np.bincount(listed.record, minlength=records))
     _, *columns = listed.columns().values()
     return Contacts(present, starts, *columns)
 
