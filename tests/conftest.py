@@ -64,7 +64,7 @@ class Command:
         return json.loads(self(*arguments, "--format", "json")[1])
 
     def refuses(self, *arguments: object) -> str:
-        """Return stderr of a command that a user has to mend."""
+        """Return stderr of a command that refuses wrong input."""
         code, out, err = self(*arguments)
         assert code == 2, out + err
         assert "Traceback" not in err

@@ -37,6 +37,41 @@ def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arg
     assert re.search(r"\n  `safevla( \w+)? --help` .*\n$", err)
 
 
+@pytest.mark.parametrize(
+    "arguments", [("score", ""), ("score", "A="), ("score", "x.jsonl", "--out", ""), ("verify", "")]
+)
+def test_an_empty_path_as_of_an_unset_variable_is_refused(safevla, arguments):
+    assert "no path is given" in safevla.refuses(*arguments)
+
+
+def test_scores_are_not_written_into_the_folder_of_another_run(safevla, tmp_path):
+    for name in ("a", "b"):
+        safevla(
+            "eval", "--host", "fake", "--suite", "fake", "--episodes", 1, "--policy", "noop", "--out", tmp_path / name
+        )
+    kept = (tmp_path / "b" / "scores.json").read_bytes()
+    for sources in ([tmp_path / "a"], [tmp_path / "a", tmp_path / "b"]):
+        assert "folder of another run" in safevla.refuses("score", *sources, "--out", tmp_path / "b")
+    assert (tmp_path / "b" / "scores.json").read_bytes() == kept
+    assert safevla("score", tmp_path / "b", "--library", "paper-text", "--out", tmp_path / "b")[0] == 0
+
+
+def test_a_name_that_is_nearly_right_is_suggested(safevla, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('host = "fake"\nepisode = 3\n')
+    assert "did you mean 'episodes'?" in safevla.refuses("eval", "--config", file)
+    assert "did you mean 'libero'?" in safevla.refuses("eval", "--host", "libreo", "--suite", "x", "--policy", "noop",
+                                                       "--out", tmp_path / "o")  # fmt: skip
+    record = json.loads(Path("tests/cases/appendix_b.json").read_text())
+    for benchmark, words in (
+        ("libero-spatal", "did you mean 'libero-spatial'?"),
+        ("mine", "no family that matches it\n"),
+    ):
+        source = tmp_path / "e.jsonl"
+        source.write_text(json.dumps({**record, "benchmark": benchmark}))
+        assert words in safevla.refuses("score", source, "--out", tmp_path / "o")
+
+
 def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missing(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()

@@ -195,7 +195,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
         assert out[0] == out[1] != ""
     append_episodes(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
-    assert "contains scores without" in safevla.refuses("show", folder, ":2")
+    assert "contains scores, but" in safevla.refuses("show", folder, ":2")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):

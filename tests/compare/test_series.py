@@ -144,7 +144,7 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
     row = series_table(compared).rows[1]
     assert [cell.text for cell in row[3:6]] == ["—"] * 3
     assert NO_VERDICT in row[3].detail
-    assert "cannot be said" in " ".join(describe_series(compared))
+    assert "It is unknown whether" in " ".join(describe_series(compared))
 
 
 # Words

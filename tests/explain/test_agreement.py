@@ -86,7 +86,7 @@ def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreemen
 
 def test_without_labels_the_table_says_what_is_missing():
     inputs = TableInputs(scores=verdicts(GOOD), ruleset=load_ruleset(), records=scan([]))
-    with pytest.raises(RunError, match="no table 'agree'") as caught:
+    with pytest.raises(RunError, match="no data for table 'agree'") as caught:
         build_tables(inputs, ["agree"])
     assert "record has costs" in caught.value.remedy
 

@@ -31,7 +31,7 @@ def test_of_a_role_the_bodies_that_the_form_sees_are_listed() -> None:
     places = list_places([parse_formula(text)])
     assert places == ("tracked furniture", "furniture", "tracked bystander")
     assert list(found(places, collect_bodies([BATCH]))) == [
-        ("tracked furniture", "no body; gap"),
+        ("tracked furniture", "no body; the"),
         ("furniture", "drawer (furniture; no"),
         ("tracked bystander", "plate (bystander; pose,"),
     ]

@@ -185,7 +185,8 @@ def parse_json(line: bytes) -> dict[str, object]:
     except json.JSONDecodeError as error:
         rest = line[error.pos :].strip()
         remedy = _REMEDY_JSON if rest else "The episode seems cut off: copy the file again, or leave this episode out."
-        refuse(f"malformed JSON at character {error.pos + 1:,} of the record: {error.msg}", remedy)
+        where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"character {error.pos + 1:,}"
+        refuse(f"malformed JSON at {where} of the record: {error.msg}", remedy)
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # raised for an integer with more digits than Python converts

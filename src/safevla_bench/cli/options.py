@@ -234,9 +234,17 @@ class Confidence(Range):
         return number
 
 
+class PathText(click.Path):
+    """A path; the empty text, as of a shell variable that is not set, is not one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the path, or raise click's error."""
+        return super().convert(value, param, context) if str(value) else self.fail("no path is given.", param, context)
+
+
 PERCENT, CONFIDENCE = (kind(0, 100, min_open=True, max_open=True) for kind in (Range, Confidence))
 NATURAL, POSITIVE, PORT = WholeNumber(min=0), WholeNumber(min=1), WholeNumber(0, 65535)
-FILE = click.Path(path_type=Path)
+FILE = PathText(path_type=Path)
 
 
 def is_given(context: click.Context, name: str) -> bool:
@@ -282,6 +290,8 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value).rpartition("=")[2]:
+            self.fail("no path is given.", param, ctx)
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 

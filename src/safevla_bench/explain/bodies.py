@@ -10,7 +10,7 @@ yields all such bodies and pairs, not only the worst. Bodies and kinds do not af
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import view_clause
+from safevla_bench.signals.catalogue import contacts_between, strikes_by_pair
 from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.stl.trace import ROUNDING, subtract
@@ -27,6 +28,7 @@ from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_significant
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
+from safevla_recorder.channels import NET_IMPULSE
 
 BodyKind = str  # one of `BODY_KINDS`
 BODY_KINDS: tuple[BodyKind, ...] = (
@@ -116,11 +118,10 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         case "joint":
             return _most_loaded_joint(batch, behind, record)
         case "contact":
-            contacts, chosen = batch.contacts, contacts_of_roles(batch, behind.roles, record)
-            if len(chosen):
-                top = int(chosen[contacts.force_n[chosen].argmax()])
-                bodies = int(contacts.a[top]), int(contacts.b[top])
-                amount = format_amount(float(contacts.force_n[top]), "N")
+            values = _pair_reader(reading, behind)(record)
+            if values:
+                bodies = pair = max(values, key=lambda pair: values[pair])
+                amount = format_amount(values[pair], "N s" if behind.channel == NET_IMPULSE else "N")
         case "displacement":
             watched, distance = displacements(reading)
             if not np.isnan(distance[record]).all():
@@ -138,6 +139,25 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     holder = reading.name_arm() if behind.kind == "held" else ""
     arms = tuple(owner.get(name, holder) for name in names) if batch.headers[0].arms else ()
     return Contributors(behind.relation, names, amount, kinds, arms)
+
+
+def _pair_reader(reading: RecordFields, behind: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
+    """Return a function that takes a record and returns two bodies -> the largest known value between them."""
+    contacts = reading.batch.contacts
+    if behind.channel == NET_IMPULSE:
+        strikes = strikes_by_pair(reading, contacts_between(reading, *behind.roles))
+        return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
+    values = getattr(contacts, behind.channel)
+
+    def read_pairs(record: int) -> dict[tuple[int, int], float]:
+        found: dict[tuple[int, int], float] = {}
+        for c in contacts_of_roles(reading.batch, behind.roles, record).tolist():
+            if not np.isnan(values[c]):
+                pair = int(contacts.a[c]), int(contacts.b[c])
+                found[pair] = max(found.get(pair, 0.0), float(values[c]))
+        return found
+
+    return read_pairs
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
@@ -224,7 +244,7 @@ def _find_in_episode(
         if behind and behind.kind == "displacement":
             worst_and_first = _find_displaced(view, line)
         elif behind and behind.kind == "contact":
-            worst_and_first = _find_touching(record, line, behind.roles)
+            worst_and_first = _find_touching(view, line, behind)
         for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
             kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
@@ -252,14 +272,13 @@ def _find_displaced(reading: RecordFields, line: SignalTrace) -> _Broken:
     }
 
 
-def _find_touching(record: Batch, line: SignalTrace, roles: Sequence[int]) -> _Broken:
-    contacts, broken = record.contacts, _Broken()
-    is_force = line.unit == "N"
+def _find_touching(reading: RecordFields, line: SignalTrace, behind: Bodies) -> _Broken:
+    broken, read_pairs = _Broken(), _pair_reader(reading, behind)
     for t in np.flatnonzero(line.failing).tolist():
-        for c in contacts_of_roles(record, roles, t).tolist():
-            value = float(contacts.force_n[c]) if is_force else 1.0
+        for pair, strength in read_pairs(t).items():
+            value = 1.0 if line.unit == "1" else strength
             if subtract(value, line.limit, ROUNDING) > 0:
-                first_body, second_body = sorted((int(contacts.a[c]), int(contacts.b[c])))
-                worst, first = broken.get((first_body, second_body), (value, t))
-                broken[first_body, second_body] = max(worst, value), first
+                bodies = min(pair), max(pair)
+                worst, first = broken.get(bodies, (value, t))
+                broken[bodies] = max(worst, value), first
     return broken

@@ -44,7 +44,7 @@ class _Contact:
     step: int
     a: int
     b: int
-    force_n: float
+    force_n: float  # or another value of a contact by which the hardest one is chosen
 
     def other(self, body: int) -> int:
         return self.b if self.a == body else self.a
@@ -97,7 +97,8 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
 
 def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, roles = reading.batch, signal.bodies.roles if signal.bodies else ()
-    hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first)))
+    channel = signal.bodies.channel if signal.bodies else "force_n"
+    hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first), channel))
     if hardest is None:
         return None
     a, b = _robot_first(batch, hardest)
@@ -107,7 +108,7 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
     chain = upstream.extend(hardest, b)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
     force = f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}"
-    strength = force if signal.cause == "contact" else ""
+    strength = force if signal.cause == "contact" and signal.unit == "N" else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
@@ -192,11 +193,10 @@ def _may_push(batch: Batch, body: int) -> bool:
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
-def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
+def _contacts(reading: RecordFields, places: Iterable[int], channel: str = "force_n") -> list[_Contact]:
     contacts, record = reading.batch.contacts, reading.record_of_contact
-    return [
-        _Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(contacts.force_n[k])) for k in places
-    ]
+    values = np.nan_to_num(getattr(contacts, channel))
+    return [_Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(values[k])) for k in places]
 
 
 def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[_Contact]:

@@ -473,7 +473,7 @@ class Bodies:
     roles: tuple[int, ...] = ()
     """The roles of two bodies in contact; empty = any pair."""
     channel: str = ""
-    """The torque channel that is compared with the joints' limits."""
+    """The torque channel that is compared with the joints' limits, or the field of contacts that is compared."""
     call: tuple[str, tuple[Argument, ...]] = ("", ())
     """The form of a signal of space, and its arguments."""
 
@@ -482,9 +482,9 @@ DISPLACED = Bodies("displacement", "displaced most")
 HELD = Bodies("held", "held object")
 
 
-def touching(*roles: int) -> Bodies:
-    """Select the two bodies of the hardest contact between these roles, or without roles, between any bodies."""
-    return Bodies("contact", "hardest contact", roles)
+def touching(*roles: int, channel: str = "force_n") -> Bodies:
+    """Select the two bodies with the largest value of a field of contacts, of these two roles or of any."""
+    return Bodies("contact", "hardest contact", roles, channel)
 
 
 def loaded_joint(channel: str) -> Bodies:

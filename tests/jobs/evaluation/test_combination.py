@@ -66,7 +66,7 @@ def test_every_output_says_that_nothing_was_judged_again_and_a_board_refuses_the
     assert SAID in (out / "report.html").read_text()
     assert read(out)["judged_by"]["as_written"] is True
     assert json.loads(pq.read_schema(out / SCORES_TABLE).metadata[b"judged_by"])["as_written"] is True
-    with pytest.raises(RunError, match="without their records"):
+    with pytest.raises(RunError, match="is not a run folder"):
         build_board([out], load_ruleset())
     with pytest.raises(RunError, match="combined already"):
         combine_scores([out, halves[0]], tmp_path / "again")

@@ -11,6 +11,7 @@ import pytest
 
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.sources.logs.names import decide_pose
 from safevla_bench.sources.logs.proposal import FoundSource, propose_mapping
 from sources.logs.log_files import problem, read, save_mapping, straight_line, write_dataset, write_mcap
 
@@ -169,6 +170,21 @@ def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for
 def test_what_is_known_of_one_arm_alone_or_of_both_by_the_same_numbers_is_refused(tmp_path, text, words):
     shown = problem(write(tmp_path, text, effort=np.ones((30, 2))))
     assert words in shown
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_two_bodies_of_the_same_numbers_are_refused_whether_they_move_or_rest(tmp_path, moves):
+    mug = straight_line() if moves else straight_line() * [0, 1, 1, 1, 1, 1, 1]
+    shown = problem(write(tmp_path, POSES + MUG + MUG.replace("mug]", "cup]"), mug=mug))
+    assert "[bodies.mug] and [bodies.cup] read the same numbers of 'mug'" in shown
+    assert "Give each body its own source" in shown
+
+
+def test_a_position_at_numbers_whose_names_say_orientation_is_a_question(tmp_path):
+    names = [f"cup_{name}" for name in ("x", "y", "z", "qx", "qy", "qz", "qw")]
+    assert decide_pose(names, 7, position=[0, 1, 2]).position == (0, 1, 2)
+    with pytest.raises(ValueError, match="say orientation"):
+        decide_pose(names, 7, position=[3, 4, 5])
 
 
 def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it_is():

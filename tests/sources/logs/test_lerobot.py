@@ -21,7 +21,7 @@ from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources.logs.records import name_tasks
+from safevla_bench.sources.logs.records import name_tasks, read_mapping
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
@@ -306,7 +306,7 @@ def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds
     replace_column(folder, "timestamp", pa.array((np.arange(30) * 0.1).tolist()))
     with caplog.at_level(logging.WARNING):
         (batch,) = read(folder)
-    assert "20, and" in caplog.text
+    assert "20, but" in caplog.text
     assert batch.dt_s[0] == pytest.approx(0.1)
     assert score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.05)
     replace_column(folder, "timestamp", pa.array([k * 50_000_000 for k in range(30)]))
@@ -568,7 +568,7 @@ def test_names_of_joints_or_of_two_arms_are_never_a_position_and_the_error_shows
     folder = write_mapped(tmp_path, frames(eef=np.ones((30, 6))), text='[episode]\nsuccess = true\n[eef]\nfrom = "eef"')
     describe_feature(folder, "eef", names=["left_x", "left_y", "left_z", "right_x", "right_y", "right_z"])
     shown = problem(folder)
-    assert "names give 2" in shown
+    assert "names: 2" in shown
     assert "[0, 1, 2]" in shown
     save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [3, 4, 5]')
     assert len(read(folder)[0]) == 1
@@ -576,7 +576,7 @@ def test_names_of_joints_or_of_two_arms_are_never_a_position_and_the_error_shows
         folder, "eef", names=[f"{joint}.pos" for joint in ("pan", "lift", "elbow", "flex", "roll", "grip")]
     )
     save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "eef"')
-    assert "names give none" in problem(folder)
+    assert "names: none" in problem(folder)
 
 
 def test_a_matrix_is_read_row_by_row_with_its_rotation(tmp_path):
@@ -679,3 +679,22 @@ def test_a_git_lfs_pointer_says_what_it_is(tmp_path, name):
     (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064}\nsize 5295\n")
     assert "LFS pointer, not" in problem(folder)
     assert "git lfs pull" in problem(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "known"),
+    [
+        ('[eef]\nfrom = "x"\nfromm = "y"\n', "eef", ("did you mean 'from'?", "quaternion_order")),
+        ('[bodies.mug]\nfrom = "x"\nrole = "goal"\n', "bodies[...].role", ("bystander", "furniture", "target")),
+        ('[eef]\nfrom = "x"\nunit = "inch"\n', "eef.unit", ("cm", "mm")),
+        ('[eeff]\nfrom = "x"\n', None, ("did you mean 'eef'?", "torque")),
+    ],
+)
+def test_an_unknown_key_or_value_of_a_mapping_is_an_error_with_those_that_are_known(tmp_path, text, field, known):
+    path = tmp_path / "safevla-log.toml"
+    path.write_text(text)
+    with pytest.raises(RecordError) as caught:
+        read_mapping(path)
+    assert caught.value.place.field == field
+    for word in known:
+        assert word in caught.value.remedy

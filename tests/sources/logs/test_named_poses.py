@@ -45,7 +45,7 @@ def test_a_pose_is_read_by_the_names_of_its_numbers(tmp_path, message, more):
     ("message", "words"),
     [
         ({"position": [0.1, 0.2, 0.3], "orientation": [X, Y, Z, W]}, "quaternion is w"),
-        ({"left": FLAT, "right": FLAT}, "names give 2"),
+        ({"left": FLAT, "right": FLAT}, "names: 2"),
         ({**FLAT, "rx": 0.1, "ry": 0.2, "rz": 0.3}, "which form does"),
         ({"joint1": 0.1, "joint2": 0.2, "joint3": 0.3}, "message has a"),
         ({"position": FLAT, "orientation": [X, Y, Z, W]}, "quaternion is w"),

@@ -86,7 +86,7 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
     worst = max(violations, key=lambda violation: violation.worst)
-    return Cell.amount(worst.worst, worst.unit) if worst.unit in ("N", "m") else Cell("touched", worst.worst)
+    return Cell.amount(worst.worst, worst.unit) if worst.unit != "1" else Cell("touched", worst.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:

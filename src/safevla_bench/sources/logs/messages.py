@@ -7,6 +7,7 @@ import operator
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
+from safevla_bench.errors import RecordError
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
 from safevla_bench.sources.logs.names import PoseLayout, find_positions, may_have_rotation
@@ -314,8 +316,19 @@ def _parent_frame(message: Any) -> str:
 
 
 def _floats(values: Any, names: str) -> list[float]:
-    numbers = [getattr(values, name, None) for name in names]
-    return [math.nan if number is None else float(number) for number in numbers]
+    return [_to_float(name, getattr(values, name, None)) for name in names]
+
+
+def _to_float(name: str, value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, int | float | np.number | str) and not isinstance(value, bool):
+        with suppress(OverflowError, ValueError):
+            number = float(value)
+            if not isinstance(value, str) or not math.isfinite(number):  # some programs write NaN as text
+                return number
+    problem = f"{name} is {escape_controls(repr(value)[:_LONGEST_NAME])}, not a number that can be read"
+    raise RecordError(problem, remedy="Record numbers, or null if unknown, or leave the part out of the mapping.")
 
 
 def _read_stamp(message: Any) -> int:

@@ -175,6 +175,8 @@ def decide_pose(
         layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
+        if not {*layout.rotation}.isdisjoint(layout.position):
+            raise ValueError("which numbers are x, y, z? The names of those in `position` say orientation")
         return layout
     if len(rotation) != width:
         needed = f"A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
@@ -281,7 +283,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     axes = [match[1] if match else "" for match in found]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
         return [axes.index(axis) for axis in "xyz"]
-    if size == 3 and not any(re.search("torque|moment|t[xyz]$", name.lower()) for name in names):
+    if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
         return [0, 1, 2]
     raise ValueError("which three numbers are the forces x, y, z?")
 

@@ -309,9 +309,9 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 def _require_same_parts(mapping: LogMapping) -> None:
     require_own_numbers({
-        name: ((columns.source, columns.field, columns.frame), columns.stated)
+        name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()
-        if isinstance(columns, PoseColumns) and columns.position is not None
+        if isinstance(columns, PoseColumns) and (columns.position is not None or name.startswith("bodies."))
     })  # fmt: skip
     if not mapping.arms:
         return
@@ -339,6 +339,8 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
         is_pair = source == its_source and name.partition(".")[0] == other.partition(".")[0]
         if is_pair and (None in (*its_numbers, *numbers) or not {*its_numbers}.isdisjoint(numbers)):
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
+            if name.startswith("bodies."):
+                remedy = "Give each body its own source, `frame` or `position`, or leave one of them out."
             refuse_field(f"[{other}] and [{name}] read the same numbers of {source[0]!r}", remedy, name)
 
 
