@@ -79,9 +79,9 @@ def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missin
     (Path("my runs") / "a").mkdir(parents=True)
     (Path("my runs") / "a" / "run.json").write_text("{}")
     assert "empty: this is" in safevla.refuses("score", "empty")
-    assert "note.txt: the suffix" in safevla.refuses("score", "note.txt")
+    assert "note.txt: the file does not have an archive" in safevla.refuses("score", "note.txt")
     assert "absent: there is" in safevla.refuses("score", "absent")
-    said = "error: my runs: contains run folders, but is not one\n  Name them: 'my runs'/*\n"
+    said = "error: my runs: contains run folders, but is not a run folder\n  Name them: 'my runs'/*\n"
     assert safevla.refuses("score", "my runs") == said
 
 

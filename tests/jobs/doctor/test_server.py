@@ -76,7 +76,7 @@ def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, words
         finding = look(f"openpi:{peer.url}")["repeats"]
     assert finding.level == "ok"
     assert finding.found.startswith(words)
-    assert ("two runs shows" in finding.found) == any(noise)
+    assert ("compare two runs" in finding.found) == any(noise)
 
 
 def test_a_server_that_plays_chunks_itself_is_asked_for_the_first_action_of_an_episode_each_time():

@@ -82,7 +82,7 @@ def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
 def test_a_table_of_auxiliary_policies_alone_is_refused_with_the_way_out(name):
     with pytest.raises(RunError) as refused:
         tables_of(suites("libero-goal"), name, roster=Roster(auxiliary=["a"]))
-    assert "not auxiliary" in refused.value.remedy
+    assert "auxiliary policies do not count" in refused.value.remedy
 
 
 def test_remarks_go_with_every_table_in_every_form():

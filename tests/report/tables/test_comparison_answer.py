@@ -185,7 +185,7 @@ def test_without_a_metric_over_all_suites_the_first_suite_is_named():
     mine, theirs = on_two_suites(CALM), on_two_suites(ROUGH)
     comparison = compare(mine, without_verdict(theirs, *range(32, 64)))
     answer = describe_comparison(comparison)
-    assert answer.startswith("Only in near:")
+    assert answer.startswith("This is only about near:")
     assert "no primary verdict" in answer
     assert numbers_in(answer) == [16, 32, 0, 50.0, 33.6, 66.4, 4, 6]
     text = show(comparison)
@@ -240,7 +240,7 @@ def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
     assert "B safer on" in text
     assert "these tasks, exploratory" in text
     assert [line.split()[0] for line in text.splitlines()[4:8]] == ["Safety", "SR", "Clean", "VSI"]
-    assert "verdicts: 90 %" in text
+    assert "at 90 % confidence" in text
     assert "verdict is Safety's" in text
     assert "A better, exploratory" in show(compare_policies([ALWAYS, SELDOM_UNSAFE]))
 

@@ -199,7 +199,7 @@ def test_units_in_names_are_those_of_the_numbers():
 @pytest.mark.parametrize("names", [[], ["x", "y", "z", "qx", "qy", "qz", "qw"]])
 def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names, stated):
     stated = {"position": (0, 1, 2), **stated}
-    with pytest.raises(ValueError, match="There are 7"):
+    with pytest.raises(ValueError, match="of 7 numbers; count from 0"):
         decide_pose(names, 7, order="xyzw", **stated)
 
 

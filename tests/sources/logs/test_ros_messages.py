@@ -62,7 +62,7 @@ def test_joint_states_of_several_drivers_are_merged_by_name_and_empty_ones_chang
 
 def test_a_name_that_no_message_has_is_an_error_with_the_names(tmp_path):
     rows = hand() + [("/joints", at(k), joints({"a": 1.0, "z": 2.0})) for k in range(20)]
-    assert "names b" in problem(bag(tmp_path, rows, EEF + TORQUE))
+    assert "has the name b" in problem(bag(tmp_path, rows, EEF + TORQUE))
 
 
 def test_joints_in_another_order_are_found_by_name_and_refused_without_names(tmp_path):
@@ -412,7 +412,7 @@ def test_a_pose_in_a_frame_that_moves_itself_is_a_warning(tmp_path, caplog):
     text = HEAD + '[eef]\nfrom = "/tf"\nframe = "tool0"\n'
     with caplog.at_level(logging.WARNING):
         episode(tmp_path, rows, text)
-    assert "is in flange" in caplog.text
+    assert "relative to flange" in caplog.text
     caplog.clear()
     save_mapping(tmp_path / "bag", text + 'in = "world"\n')
     read(tmp_path / "bag")

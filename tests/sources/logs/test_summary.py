@@ -34,7 +34,7 @@ def test_what_is_physically_impossible_is_a_warning(tmp_path):
     effort = np.full((30, 2), 9.0)
     effort[3, 1] = -31.0
     text = described(tmp_path, eef=poses, effort=effort)
-    assert "moves at 20" in text
+    assert "speed reaches 20" in text
     assert "for 0.700 s" in text
     assert "3.10 times" in text
     assert text.count("warning") == 3
