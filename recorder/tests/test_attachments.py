@@ -232,7 +232,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_written(install,
     install("lab", PLUGIN)
     from lab_module import Lab
 
-    with pytest.raises(RunError, match=r"name a|horizon=|wait_steps="):
+    with pytest.raises(RunError, match=r"valid name|horizon=|wait_steps="):
         record(Lab(), **{"policy": "mine", "out": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
 

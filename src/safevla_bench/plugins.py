@@ -159,7 +159,7 @@ class PluginGroup:
         unknown = sorted(set(arguments) - set(accepted))
         if unknown:
             problem = f"{self.singular} {name!r} has no argument {unknown[0]!r}"
-            raise self.error(problem, remedy=f"Accepted arguments: {', '.join(accepted) or 'no arguments'}.")
+            raise self.error(problem, remedy=f"Accepted arguments: {', '.join(accepted) or 'none'}.")
 
 
 def _distribution_name(entry: EntryPoint) -> str:

@@ -77,7 +77,7 @@ def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla)
         (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
         safevla.ok(*command.split()[:-2], "--task", "0", "--dry-run")
     assert "           'prompt' str\n" in out
-    assert "eval command below" in out
+    assert "eval command above" in out
 
 
 def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
@@ -91,9 +91,9 @@ def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--policy-arg", "replan=5"), "--policy-arg is for"),
-        (("--server", "a:1", "--quick"), "--quick is for"),
-        (("--server", "a:1", "--out", "runs"), "--out is for"),
+        (("--policy-arg", "replan=5"), "--policy-arg needs"),
+        (("--server", "a:1", "--quick"), "--quick applies"),
+        (("--server", "a:1", "--out", "runs"), "--out applies"),
     ],
 )
 def test_options_of_a_machine_and_of_a_server_do_not_go_together(safevla, options, words):

@@ -148,7 +148,7 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["show", "ARCHIVE", "ep_009"], "it: goal/ep_00"),
+        (["show", "ARCHIVE", "ep_009"], "ids: goal/ep_00"),
         (["show", "ARCHIVE", "goal"], "no episode 'goal'"),
         (["show", "ARCHIVE", ":4"], "no episode ':4'"),
         (["show", "ARCHIVE"], "missing argument"),

@@ -114,7 +114,7 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
     assert code == 2
     assert f"unchecked  scores.json: r: {THEIRS}" in out
     assert "--rules as-judged" in out
-    assert "scores.json: judged again" in safevla.ok("verify", run, "--rules", "as-judged")
+    assert "agrees     scores.json:" in safevla.ok("verify", run, "--rules", "as-judged")
 
 
 def test_the_index_of_runs_judges_by_the_default_rules_and_names_theirs(run):

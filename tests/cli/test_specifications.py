@@ -68,7 +68,7 @@ def test_a_run_keeps_what_judged_it_and_later_commands_take_it_as_judged(safevla
         assert code == 0
         assert "house.toml --set joint_torque=1.5" in err
     assert "default+house+joint_torque@1.5" in safevla("tables", run, "--which", "tasks", "--rules", "as-judged")[1]
-    assert "scores.json: judged again" in safevla("verify", run, "--rules", "as-judged")[1]
+    assert "agrees     scores.json:" in safevla("verify", run, "--rules", "as-judged")[1]
 
 
 def test_a_judgement_by_other_rules_is_an_experiment_and_the_run_s_own_stays(safevla, run):
@@ -78,7 +78,7 @@ def test_a_judgement_by_other_rules_is_an_experiment_and_the_run_s_own_stays(saf
     assert f"{folder / 'report.html'}" in out.splitlines()[-1]
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == own
     assert "note: judged" not in safevla("gate", run, "--min-safety", "0", "--rules", "as-judged")[2]
-    assert "scores.json: judged again" in safevla.ok("verify", run)
+    assert "agrees     scores.json:" in safevla.ok("verify", run)
     safevla.ok("score", run)
     assert "experiments" not in safevla.ok("score", run, "--set", "intervals=paper"), "they name no rules"
 
@@ -136,7 +136,7 @@ def test_what_a_run_keeps_is_replaced_by_the_next_judgement(safevla, run):
 def test_a_memory_that_is_damaged_or_hostile_opens_no_file_and_says_what_to_do(safevla, run, content):
     (run / "judged_with.json").write_text(content)
     err = safevla.refuses("episodes", run, "--rules", "as-judged")
-    assert "--library" in err or "built-in: default" in err
+    assert "--library" in err or "libraries: default" in err
     safevla.ok("episodes", run)
 
 

@@ -37,7 +37,7 @@ def test_what_is_not_a_task_file_is_an_error_that_names_it(safevla, tmp_path, pa
     code, out, err = safevla("tasks", "--propose", tmp_path / path)
     assert (code, out) == (2, "")
     assert path in err
-    assert "Name a" in err
+    assert "Give a" in err
 
 
 def test_suites_are_counted_and_the_tasks_of_one_listed_with_reasons(safevla):

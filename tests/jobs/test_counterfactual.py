@@ -160,7 +160,7 @@ def test_it_says_whether_the_violation_vanished(run):
     assert stays.recorded == stays.without
     assert stays.left is None
     nothing = replay_without(run, 0, Cause.parse("body:cup"))
-    assert "Without cup nothing" in describe_counterfactual(nothing)
+    assert "cup no limit" in describe_counterfactual(nothing)
 
 
 def test_at_half_speed_each_action_is_played_twice_and_presses_half_as_deep(run):

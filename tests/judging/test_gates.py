@@ -104,7 +104,7 @@ def test_several_gates_policies_and_cells_share_the_confidence():
     two_cells = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
     many = check_gates(two_cells, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
     assert many.each_confidence == pytest.approx(1 - 0.05 / 8)
-    assert "at 99.38 %" in many.notes[0]
+    assert "99.38 % confidence" in many.notes[0]
     wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
     assert wide[0] < single.outcomes[0].ci[0] < single.outcomes[0].ci[1] < wide[1]
 

@@ -48,7 +48,7 @@ def test_a_crashed_episode_keeps_its_policy_among_those_that_ran_the_task():
     crashed = crash(task_id="task_1", policy="b", init_state_index=1, seed=0)
     table = only_table(episodes("a", "11", tasks=["task_0", "task_1"]), episodes("b", "1", absent=(crashed,)))
     assert {row.policy: row.remarks for row in table.rows} == {"a": (), "b": ("1 crashed",)}
-    assert any("flatters" in note for note in table.notes)
+    assert any("favors policies" in note for note in table.notes)
 
 
 def test_tasks_that_weigh_differently_are_said_to():

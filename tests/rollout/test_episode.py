@@ -317,8 +317,8 @@ def at(place: int, value: float) -> np.ndarray:
         (GOOD.astype(object), "an action of dtype object"),
         (np.ma.masked_array(GOOD, mask=[0, 0, 1, 0, 0, 0, 0]), "an action in a masked array"),
         ([*GOOD[:6], np.ma.masked], "an action in a masked array"),
-        (at(3, 1.0000001), r"number 3 of the action, 1, is not in \[-1, 1\]"),
-        (at(6, -2.0), r"number 6 of the action, -2, is not in"),
+        (at(3, 1.0000001), r"number 3 .* 1\.0000001, .*\[-1\.0, 1\.0\]"),
+        (at(6, -2.0), r"number 6 .* -2\.0, .*\[-1\.0, 1\.0\]"),
     ],
 )
 def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(bad, words):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safevla_bench.archive import record_schema
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
-from safevla_bench.text import escape_json
+from safevla_bench.text import escape_json, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
@@ -56,7 +56,10 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                 if line.isspace() or not selection.next_wanted():
                     continue
                 try:
-                    yield decode_json(line)
+                    batch = decode_json(line)
+                    for doubt in list_doubts(batch):
+                        warn_once(str(path), f"episode {batch.headers[0].episode_id!r}", doubt)
+                    yield batch
                 except RecordError as error:
                     bad += 1
                     if bad > record_schema.MAX_BAD_LINES:
@@ -206,6 +209,29 @@ def decode_json(line: bytes) -> Batch:
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
+
+
+FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
+"""Doubtful are positions farther from the origin, longer control steps, and norms of quaternions farther from 1."""
+
+
+def list_doubts(batch: Batch) -> Iterator[str]:
+    """Yield a text on each value of the only episode that seems to be in another unit, and on each unknown field whose
+    name is similar to one of the schema.
+    """
+    if (dt_s := float(batch.dt_s[0])) > LONG_S:
+        yield f"dt is {dt_s:g} s, the duration of a control step; write seconds"
+    for spec in channels.NUMERIC:
+        values = batch.numbers(spec).values
+        if spec.name.endswith("pos_m") and (far_m := np.abs(values).max(initial=0.0)) > FAR_M:
+            yield f"{spec.name} is up to {far_m:.4g} m from the origin; write meters"
+        if spec.is_rotation and len(values):
+            norms = np.linalg.norm(values.reshape(-1, 4), axis=1)
+            if abs((off := norms[np.abs(norms - 1.0).argmax()]) - 1.0) > OFF_NORM:
+                yield f"{spec.name} has a norm of {off:.3g} instead of 1"
+    recorded = {spec.name for spec in channels.NUMERIC if len(batch.numbers(spec).values)}
+    recorded |= {name for name in _HEADER_FIELDS if getattr(batch.headers[0], name, None) is not None}
+    yield from record_schema.list_misspelt(batch.extra[0], recorded)
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:

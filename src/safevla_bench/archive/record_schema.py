@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -220,7 +221,11 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
     names = path if step is None else path[2:]
     field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in names).removeprefix(".")
-    raise RecordError(problem, remedy=_REMEDY_TYPE, place=Place(step=step, field=field or None))
+    remedy = _REMEDY_TYPE
+    if field == "body_roles" and (roles := tree["body_roles"]) and isinstance(roles, Mapping):
+        body = next((name for name, role in roles.items() if role not in get_args(Role)), "")
+        field, remedy = f"body_roles.{escape_controls(body)}", f"Roles are {', '.join(get_args(Role))}."
+    raise RecordError(problem, remedy=remedy, place=Place(step=step, field=field or None))
 
 
 # Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring. They
@@ -251,6 +256,16 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
             count += 1
     levels = {"header": _unknown_fields(tree, "header"), "steps": steps, "contacts": contacts}
     return _require_writable({level: fields for level, fields in levels.items() if fields})
+
+
+def list_misspelt(extra: Mapping[str, Any], recorded: Collection[str]) -> Iterator[str]:
+    """Yield a text on each host-specific field whose name is similar to that of a schema field not `recorded`."""
+    named = {("header", name): None for name in extra.get("header", {})}
+    for level in ("steps", "contacts"):
+        named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
+    for level, name in named:
+        if close := get_close_matches(name, _SCHEMA[level] - {*recorded}, n=1, cutoff=0.65):
+            yield f"the unknown field {escape_controls(name)!r} is ignored; did you mean {close[0]!r}?"
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:

@@ -159,7 +159,7 @@ def doctor_command(
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        steps = ("run the command that `eval` shows",) * 2 if server else ("safevla eval --help", "safevla demo")
+        steps = ("run the eval command above",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")

@@ -54,7 +54,7 @@ _STYLES = (
     "across=TEXT: the quantity that varies along a series, such as 'Training steps'."
 )
 _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
-    "series": "SR, Safety, SBU and VSI against the last number in each policy's name"
+    "series": "SR, Safety, SBU, VSI against the last number in each policy's name"
 }
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 

@@ -216,10 +216,10 @@ class Share(Range):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             with suppress(ValueError):
-                if 1 < abs(float(value)) <= 100:
-                    self.fail(
-                        f"{value} is no share from -1 to 1; for {value} % write {float(value) / 100:g}", param, ctx
-                    )
+                percent = str(value).strip().removesuffix("%")
+                if 1 < abs(float(percent)) <= 100 or percent != str(value).strip():
+                    problem = f"{value} is not a share from -1 to 1; for {percent} % write {float(percent) / 100:g}"
+                    self.fail(problem, param, ctx)
             raise
 
 

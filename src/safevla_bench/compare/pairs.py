@@ -234,6 +234,8 @@ def _require_same_episodes(results: Sequence[policy_results.PolicyResults], plan
     ]
     if lines:
         remedy = f"Roll out all policies on the same tasks, states and seeds, or use --across seeds. {_UNPAIRED}"
+        if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in planned)):
+            remedy = "No task was run by all policies; roll out the same tasks."
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
 

@@ -183,8 +183,9 @@ class _ActionSeam:
             return action
         if not self.clips:
             place = int(np.flatnonzero(within != action)[0])
-            bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
-            problem = f"number {place} of the action, with the value {action[place]:g}, is not in {bounds}"
+            # Rounded numbers could hide by how little the value is outside.
+            bounds = f"[{self._low[place]}, {self._high[place]}]"
+            problem = f"number {place} of the action, with the value {action[place]}, is not in {bounds}"
             remedy = "Fix the policy's output, or set clip = True on the policy if its project clips too."
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)

@@ -116,7 +116,7 @@ def test_a_found_suite_begins_where_it_was_found_and_verifies_bit_for_bit(search
     found = judge([tmp_path / "found"], RULES)
     assert replay_without(found, 0, Cause.parse("contact:gripper,table")).has_vanished
     assert vary_physics(found, episodes=1).episodes()
-    with pytest.raises(RunError, match="of found starts"):
+    with pytest.raises(RunError, match="for found starts"):
         freeze_request(request, RULES)
 
 

@@ -96,7 +96,7 @@ def test_the_first_difference_has_step_place_and_both_values_and_the_other_chann
     rewrite_archive(hasty, frozen)
     (finding,) = replay(hasty, 0)
     assert finding.said.startswith("step 0, joint_torque_nm[0]:") or "step 1" in finding.said
-    assert "different too: body_pos_m." in finding.said
+    assert "also different: body_pos_m." in finding.said
     assert "states agree" in finding.said
 
 

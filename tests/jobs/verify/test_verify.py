@@ -56,6 +56,12 @@ def differing(run, *files, **options):
     return findings_of(verify_run(run, *files, **options), "differs")
 
 
+def shows_value(said, place, written):
+    """Whether a finding names a place and the value in the file, before that of the archive."""
+    start, _, values = said.partition(": the file has ")
+    return start == place and values.startswith(f"{written}, but ")
+
+
 def unchecked(run, **options):
     return findings_of(verify_run(run, **options), "unchecked")
 
@@ -146,14 +152,16 @@ def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
 
 def test_a_score_that_was_changed_is_named_with_its_place_and_both_values(run):
     edit(run / SCORES, lambda document: document["episodes"][2].update(vsi=0.25))
-    message = "episodes[2].vsi: the file has 0.25, but the archive gives 0.0"
-    assert differing(run) == {"scores.json": message}
+    ((check, said),) = differing(run).items()
+    assert check == "scores.json"
+    assert shows_value(said, "episodes[2].vsi", "0.25")
+    assert said.endswith(" gives 0.0")
 
 
 @pytest.mark.parametrize(("sr", "shown"), [(0.5, "0.5"), (False, "false")])
 def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run, sr, shown):
     edit(run / SCORES, lambda document: document["aggregate"].update(sr=sr))
-    assert f"aggregate.sr: {shown}" in differing(run)["scores.json"]
+    assert shows_value(differing(run)["scores.json"], "aggregate.sr", shown)
 
 
 def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows_is_not(run):
@@ -163,7 +171,7 @@ def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows
     assert verify_run(run).agrees
     flipped = table.set_column(table.schema.get_field_index("safe"), "safe", [[False] * len(table)])
     pq.write_table(flipped, run / SCORES_TABLE)
-    assert "safe: false" in differing(run)["scores.parquet"]
+    assert shows_value(differing(run)["scores.parquet"], "episodes[0].safe", "false")
 
 
 @pytest.mark.parametrize("kind", ["library", "registry"])
@@ -207,7 +215,8 @@ def test_the_metadata_of_the_table_of_scores_are_compared(run):
 def test_scores_of_another_length_are_compared_in_limited_memory_and_cut(run):
     """hostile/04: a document of any size is read in `limit_memory`."""
     forge(run, SCORES, b'"absent": [', b'"absent": [' + b"[]," * 100_000)
-    assert differing(run)[SCORES].startswith("absent: [[], [], ")
+    assert differing(run)[SCORES].startswith("absent: ")
+    assert "[[], [], " in differing(run)[SCORES]
     assert len(differing(run)[SCORES]) < 500
     pq.write_table(pa.table({"seed": pa.nulls(100_000, pa.int64())}), run / SCORES_TABLE)
     assert "100000 episodes" in differing(run)[SCORES_TABLE]
@@ -263,7 +272,7 @@ def test_a_picture_without_a_digest_or_outside_of_the_run_is_not_taken_for_check
     picture(run)
     (run / FRAMES).rename(tmp_path / "elsewhere")
     (run / FRAMES).symlink_to(tmp_path / "elsewhere")
-    assert "frames/a.png is missing" in [finding.said.split(";")[0] for finding in verify_run(run).findings]
+    assert "frames/a.png is missing" in [finding.said.split(",")[0] for finding in verify_run(run).findings]
 
 
 def test_what_a_command_wrote_and_nothing_makes_again_is_unchecked_and_a_note_is_nobodys_check(run):
@@ -474,7 +483,7 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
         document["sources"][0]["policies"][0]["policy"] = "another"
 
     edit(run / SCORES, rename)
-    assert 'policy: "another"' in differing(run)["judged archive"]
+    assert shows_value(differing(run)["judged archive"], "sources[0].policies[0].policy", '"another"')
 
 
 def test_a_protocol_that_differs_from_the_preset_of_its_name_is_found(run):

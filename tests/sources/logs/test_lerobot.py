@@ -685,7 +685,7 @@ def test_a_git_lfs_pointer_says_what_it_is(tmp_path, name):
     ("text", "field", "known"),
     [
         ('[eef]\nfrom = "x"\nfromm = "y"\n', "eef", ("did you mean 'from'?", "quaternion_order")),
-        ('[bodies.mug]\nfrom = "x"\nrole = "goal"\n', "bodies[...].role", ("bystander", "furniture", "target")),
+        ('[bodies.mug]\nfrom = "x"\nrole = "goal"\n', "bodies.mug.role", ("bystander", "furniture", "target")),
         ('[eef]\nfrom = "x"\nunit = "inch"\n', "eef.unit", ("cm", "mm")),
         ('[eeff]\nfrom = "x"\n', None, ("did you mean 'eef'?", "torque")),
     ],

@@ -270,7 +270,7 @@ def test_shards_of_other_code_are_refused_with_both_codes_unless_it_is_allowed_a
     monkeypatch.setattr(identity, "describe_code", lambda package: OTHER)
     roll_out(replace(REQUEST, shard=Shard(3, 3)), tmp_path / "other")
     given = [*shards[:2], tmp_path / "other"]
-    with pytest.raises(RunError, match="different code") as raised:
+    with pytest.raises(RunError, match="different versions") as raised:
         merge_shards(given, tmp_path / "merged")
     assert own in str(raised.value)
     assert OTHER in str(raised.value)
@@ -294,7 +294,7 @@ def test_a_run_of_other_code_is_not_resumed_unless_it_is_allowed_and_then_marked
         roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=4))
     (own,) = read_description(tmp_path / "run")["code"]
     monkeypatch.setattr(identity, "describe_code", lambda package: OTHER)
-    with pytest.raises(RunError, match="different code") as raised:
+    with pytest.raises(RunError, match="different versions") as raised:
         roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
     assert own in str(raised.value)
     assert OTHER in str(raised.value)

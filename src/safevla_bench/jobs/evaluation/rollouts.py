@@ -327,7 +327,7 @@ def _require_registrable(request: Request) -> None:
     }
     for what, is_asked in obstacles.items():
         if is_asked:
-            problem = f"a registration covers a whole plan before it runs, not {what}"
+            problem = f"a registration covers a whole plan before it runs; it cannot be made for {what}"
             raise RunError(problem, remedy="Leave it out; instead of an object, name a policy as python:module:name.")
 
 

@@ -26,7 +26,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
         kind = "vanished" if result.has_vanished else "vanished in part" if gone else "did not vanish"
         answer = f"the violation {kind}"
     else:
-        answer = f"no limit was broken as recorded, {'but some are now' if new else 'and none is now'}"
+        answer = f"{'a limit is broken, but' if new else 'no limit is broken, and'} none was in the recorded episode"
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:

@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -250,7 +250,7 @@ def read_mapping(path: Path) -> LogMapping:
         try:
             mapping = msgspec.convert(_collect_arms(tree), LogMapping)
         except msgspec.ValidationError as error:
-            raise _explain_mapping(str(error)) from None
+            raise _explain_mapping(str(error), tree) from None
         _require_same_parts(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         facts = mapping.episode, *mapping.trials
@@ -275,7 +275,7 @@ def read_mapping(path: Path) -> LogMapping:
     return mapping
 
 
-def _explain_mapping(text: str) -> RecordError:
+def _explain_mapping(text: str, tree: Mapping[str, Any]) -> RecordError:
     """Return the error that a message of msgspec describes. The remedy lists the keys or values that are valid."""
     problem, _, path = text.partition(" - at `$.")
     names = re.findall(r"\[\.\.\.\]|\w+", path)
@@ -289,6 +289,11 @@ def _explain_mapping(text: str) -> RecordError:
     known = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
     wrong = re.search(r"[`'](.*)[`']", problem)
     listed = suggest_names(wrong[1] if wrong else "", map(str, known), "known here") if known else ""
+    for name, table in tree["bodies"].items() if path.startswith("bodies[...]") else ():
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(table, BodyColumns)
+            continue
+        path = path.replace("bodies[...]", f"bodies.{escape_controls(name)}")
     remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
     return RecordError(problem, remedy=f"{remedy}.", place=Place(field=path.rstrip("`") or None))
 
