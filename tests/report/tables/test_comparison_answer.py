@@ -274,3 +274,8 @@ def test_the_first_sentence_gives_the_difference_in_sr_and_calls_it_one_only_if_
     assert numbers_in(answer.partition("is less successful")[2])[:3] == [-25.0, -32.2, -18.9]
     assert "less successful" in describe(theirs, slow, **both)
     assert "; SR " in describe(mine, replace(mine, name="b"), **both)
+
+
+def test_policies_without_a_task_that_all_ran_are_said_to_be_compared_in_pairs_alone():
+    comparison = compare(on_tasks("a", "1111"), on_tasks("b", "0000"), on_tasks("c", "0000", first=1), paired=False)
+    assert "was run by all 3 policies" in show(comparison)

@@ -305,6 +305,8 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 def _title(comparison: Comparison, scope: SuiteComparison) -> str:
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
+    if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
+        return f"No task in {where} was run by all {len(comparison.policies)} policies; differences are those of pairs"
     if scope.pairs is None:
         pairs = "Independent episodes"
     elif comparison.across_seeds:
