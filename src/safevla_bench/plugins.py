@@ -64,7 +64,7 @@ def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[Safevla
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
             inside = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
-            problem = f"{owner} has the argument {name!r}{inside}, but arguments are recorded"
+            problem = f"{owner} has the argument {name!r}{inside}, but all arguments are written into the run"
             raise error(problem, remedy="Pass the secret in an environment variable, or pass a file that contains it.")
 
 

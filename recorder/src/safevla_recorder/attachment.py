@@ -202,7 +202,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # only to check whether it is installed: this version may be outdated
+            importlib.metadata.version(name)  # the metadata of an editable install may name an old version
             return {**versions, name: __version__}
     return versions
 

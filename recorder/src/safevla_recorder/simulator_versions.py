@@ -102,7 +102,7 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Warn of known differences of the installed versions, once per process, host, package and version."""
+    """Warn of all known differences of the installed versions, unless this process has warned of each for this host."""
     differences = find_differences(host, versions)
     installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if installed - _warned:

@@ -179,7 +179,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, what, how)
         makers = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for start, kind, path in makers if kind and not start]
-        # a suite of found starts or a recording supplies the suite and the host's arguments
+        # a file of found starts, or a recording, says which suite and which host arguments to use
         file = what.get("found") or next(iter(replays), None)
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
     cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))

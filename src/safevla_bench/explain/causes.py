@@ -256,7 +256,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
-    """Return the fields of the first arm with a named body. Without one, or if an arm is chosen, return `reading`."""
+    """Return the fields of the first arm to which one of these bodies belongs; if there is none, return `reading`."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
     arm = next((arm for arm in owners if arm is not None), None)

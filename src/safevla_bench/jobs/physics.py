@@ -285,7 +285,8 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
     if not _offers(setting, cause.change):
         remedy = "Use slow or hold:FROM-TO, which change only the actions."
-        raise HostError(f"the host {setting.host.name} cannot leave out the cause {cause.text!r}", remedy=remedy)
+        problem = f"the host {setting.host.name} cannot replay an episode without the cause {cause.text!r}"
+        raise HostError(problem, remedy=remedy)
     same, _ = replay_actions(setting.host, task, start, episode)
     if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
         problem = f"{header.episode_id} cannot be replayed exactly here: {difference}"

@@ -63,7 +63,9 @@ def runs_code(spec: str) -> bool:
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the policy's call if it runs code, reads a file or sends a key; only trusted files may request this."""
+    """Return the call that makes a policy, as text, if the call runs code, reads a file or sends a key; else None. A
+    file may request such a call only if the user trusts the file.
+    """
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments

@@ -248,8 +248,8 @@ class TrackingObserver:
         name: str = "the tracker",
         finished: int = 0,
     ) -> None:
-        """Send to `tracker`. `scorer` scores the episodes, None = by the default rules. `warn` gets a sentence with
-        `name` if the tracker fails. `finished` is the number of episodes that were sent before.
+        """Send results to `tracker`. `scorer` scores the episodes (None = by the default rules). If the tracker fails,
+        `warn` gets a sentence that contains `name`. `finished` is the number of episodes that were sent before.
         """
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name

@@ -408,7 +408,7 @@ def _held_speed(fields: RecordFields) -> Floats:
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # differences across two episodes are replaced
+        with np.errstate(divide="ignore", invalid="ignore"):  # the callers replace differences across episodes
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
@@ -667,7 +667,7 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
-    with np.errstate(divide="ignore", invalid="ignore"):  # differences across two episodes are replaced
+    with np.errstate(divide="ignore", invalid="ignore"):  # the callers replace differences across episodes
         for i in stencil:
             spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
             total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]

@@ -656,7 +656,7 @@ def sum_limits(
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):
         for size, many in sorted(Counter(sizes).items()):
-            chances = np.convolve(chances, _sum_chances(size, many, rate))
+            chances = np.convolve(chances, _scaled_binomial_pmf(size, many, rate))
         tails = np.cumsum([chances, chances[::-1]], axis=1)
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         below, above = (tails <= budget[:, None]).sum(axis=1).tolist()
@@ -666,7 +666,8 @@ def sum_limits(
 
 
 @lru_cache(maxsize=1024)
-def _sum_chances(size: int, count: int, rate: float) -> Floats:
+def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
+    # The probability of each total 0 … size·count, when `count` units of `size` each occur at `rate`.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

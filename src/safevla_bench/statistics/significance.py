@@ -363,7 +363,7 @@ def _sum_on_grid(terms: Floats) -> tuple[float, float]:
     steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # corrects the mean's shift by rounding
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # half the errors is the shift of the mean
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
     chances[0], top = 1.0, 1

@@ -311,7 +311,7 @@ def _find_law(
 
 
 class _Speed15:
-    """A faster controller of a gripper or mobile base in robosuite 1.5, whose goal is already set."""
+    """A faster controller of a gripper or mobile base in robosuite 1.5. The controller's goal is already set."""
 
     def __init__(self, controller: Any) -> None:
         self._controller, self._data = controller, controller.sim.data._data

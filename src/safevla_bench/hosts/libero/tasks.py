@@ -230,7 +230,7 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
-        raise HostError(problem, remedy=f"Place .x or .y of an object: {', '.join(domain.objects_dict)}.")
+        raise HostError(problem, remedy=f"Write OBJECT.x or OBJECT.y, with one of: {', '.join(domain.objects_dict)}.")
     joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])
     return _TIME + int(joint.qposadr[0]) + AXES.index(axis)
 

@@ -344,7 +344,7 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     task = import_maniskill()[name]
     robots = (robot,) * len(facts.arms) if facts.arms else robot
     options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
-    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` includes CPUs
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` can be a CPU
     changed: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",

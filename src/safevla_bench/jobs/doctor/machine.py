@@ -183,7 +183,7 @@ def _check_memory_limit() -> Iterator[Diagnosis]:
         yield failed_check(check, problem.problem, str(problem.remedy))
         return
     if not is_enforced():
-        remedy = "Read untrusted files on Linux, or where something else limits the memory."
+        remedy = "Read untrusted files on Linux, or in a container or virtual machine with limited memory."
         yield warned_check(check, f"this system does not enforce the limit; on Linux the limit is {limit}", remedy)
     elif SETTING in os.environ:
         yield passed_check(check, limit)

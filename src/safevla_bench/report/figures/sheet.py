@@ -272,7 +272,7 @@ def percent_band(rates: Sequence[Rate]) -> Floats:
 
 
 def judged_by_policy(scores: Scores) -> dict[str, Bools]:
-    """Return policy -> flags [E] of the policy's judged episodes, with policies in order of first appearance."""
+    """Return policy -> which of the E episodes are its judged ones, with policies in order of first appearance."""
     names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 

@@ -122,7 +122,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    yield f"Tests: {test_names}; by task: exact sign flips of the tasks' differences. Rate differences are in points."
+    yield f"Tests: {test_names}; by task: exact sign-flip test on tasks' differences. Rates differ in points."
     weights = "all initial states have equal weight" if comparison.paired else "all tasks have equal weight"
     yield f"In a difference, {weights}; in results by task, the difference of each task is one observation."
     differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]

@@ -415,7 +415,7 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     columns += [column for k, gate in enumerate(selection.conditions) for column in _condition_columns(k, gate)]
     together = (
         f"Together, the intervals hold at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
-        f"which policy is chosen: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
+        f"which policy is chosen. Alone, each holds at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
     return tabulate(title, selection.candidates, *columns, notes=(together, *notes), remarks=remarks)

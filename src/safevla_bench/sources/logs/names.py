@@ -62,7 +62,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return axis indices, in the order `wanted` or by axis number; () if an axis is missing or repeated."""
+        """Return the axes' indices: numbered axes by number, others in the order `wanted`; () if one is missing."""
         numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())

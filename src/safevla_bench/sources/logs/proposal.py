@@ -117,7 +117,7 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
         case "gripper":
             if source.size != 1:
                 yield f"index = {FILL_IN}  # [k]: which number, counted from 0"
-            yield f"holds_above = {FILL_IN}  # the gripper holds something above this value, or below holds_below"
+            yield f"holds_above = {FILL_IN}  # holds something if the value is above; or write holds_below"
         case "wrench":
             yield "scale = 1.0  # CHECK: factor to N"
             yield "tare_s = 1.0  # CHECK: the hand is still and touches nothing for this long"

@@ -91,7 +91,7 @@ class LeftOut:
 
 def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
     """Return the remedy for invalid or lost episodes: copy damaged files again, or correct the records; and if
-    `is_any_valid`, the option to leave these episodes out. Return "" if each problem states its remedy.
+    `is_any_valid`, the option to leave these episodes out. Return "" if no episode is valid and no file is damaged.
     """
     is_damaged = any(isinstance(problem, DamageError) for problem in problems)
     if not is_any_valid:
