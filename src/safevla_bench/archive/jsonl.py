@@ -211,14 +211,12 @@ def decode_json(line: bytes) -> Batch:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
+# Doubtful are positions farther from the origin, longer control steps, and norms of quaternions farther from 1.
 FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
-"""Doubtful are positions farther from the origin, longer control steps, and norms of quaternions farther from 1."""
 
 
 def list_doubts(batch: Batch) -> Iterator[str]:
-    """Yield a text on each value of the only episode that seems to be in another unit, and on each unknown field whose
-    name is similar to one of the schema.
-    """
+    """Yield a text on each value of the only episode whose unit seems wrong, and each field that seems misspelt."""
     if (dt_s := float(batch.dt_s[0])) > LONG_S:
         yield f"dt is {dt_s:g} s, the duration of a control step; write seconds"
     for spec in channels.NUMERIC:

@@ -251,7 +251,6 @@ class _SuiteResults:
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
-        """All tasks, in an order that does not depend on the order of policies."""
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, numbers: Ints, metric: str) -> Ints:

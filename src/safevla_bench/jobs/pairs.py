@@ -23,11 +23,9 @@ MOST_SEEDS = 32
 
 
 def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
-    """Write suites that start from the states that need more rollouts: one for each host, suite and protocol.
-
-    Returns the files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. A
-    suite lists the first seed of every state before any second seed. Omits states whose run does not say how an episode
-    starts.
+    """Write suites that start from the states that need more rollouts, one for each host, suite and protocol, and
+    return the files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. A suite
+    lists every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
     """
     suites: dict[bytes, FoundSuite] = {}
     starts: dict[bytes, list[FileStart]] = {}

@@ -63,9 +63,7 @@ def runs_code(spec: str) -> bool:
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call that makes a policy, as text, if the call runs code, reads a file or sends a key; else None. A
-    file may request such a call only if the user trusts the file.
-    """
+    """Return the call that makes a policy if it runs code, reads a file or sends a key; None if any file may ask it."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments

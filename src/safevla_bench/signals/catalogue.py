@@ -141,9 +141,7 @@ def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
 
 
 def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
-    """Return two bodies' indices -> their strikes [n] in an episode, as `largest_strike` defines them, for the chosen
-    contacts.
-    """
+    """Return two bodies' indices -> their strikes [n] in an episode (see `largest_strike`), by the chosen contacts."""
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
