@@ -495,8 +495,8 @@ def test_training_from_preferences_makes_the_preferred_episode_likelier_than_the
     from learned.network import ChunkNetwork
 
     monkeypatch.setattr(preference, "RATE", 1e-3)
-    student = Student("better", "hasty", base="a")
-    plan = replace(trained, preference_steps=5, students=(*trained.students, student))
+    student = Student("better", "hasty", base="a", preference_steps=5)
+    plan = replace(trained, students=(*trained.students, student))
     write_pairs(plan.pair_folder("a"))
     train.train_student(plan, student)
     episodes = preference.read_preferences(plan.pair_folder("a"), [TASK.instruction]).episodes

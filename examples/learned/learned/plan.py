@@ -38,6 +38,9 @@ class Student:
     base: str = ""
     """Another student whose weights it begins with, to learn from the pairs of the other's rollouts; "" = none."""
 
+    preference_steps: int = 200
+    """Steps of the training from pairs."""
+
     @property
     def teachers(self) -> tuple[str, ...]:
         """The teachers whose demonstrations it learns from, `Plan.demos` of each."""
@@ -74,8 +77,6 @@ class Plan:
     """Further seeds: every student is trained again, from the same demonstrations, with other weights and batches."""
     repeat_states: int = 20
     """As `states`, for the students that are trained again."""
-    preference_steps: int = 200
-    """Steps of a training from pairs."""
     pair_states: int = 20
     """Scenes of each task, drawn by resets, from which students are rolled out for pairs."""
     pair_seeds: int = 6

@@ -139,7 +139,7 @@ def train_preferred(plan: Plan, student: Student) -> None:
     unfinished = folder / "unfinished.pt"
     if unfinished.exists():
         training.restore(unfinished)
-    while training.step < plan.preference_steps:
+    while training.step < student.preference_steps:
         random = np.random.default_rng([student.seed, training.step])
         chosen = random.integers(len(preferences.pairs), size=PAIRS)
         pairs = [preferences.pairs[k] for k in chosen]
@@ -149,6 +149,6 @@ def train_preferred(plan: Plan, student: Student) -> None:
         training.take_step(preference_loss(gains, torch.tensor([preferences.weights[k] for k in chosen])))
         if training.step % 20 == 0:
             training.save(unfinished)
-            print(f"train {student.name}: step {training.step} of {plan.preference_steps}", flush=True)
+            print(f"train {student.name}: step {training.step} of {student.preference_steps}", flush=True)
     save_weights(plan, student, training, plan.weights(student.name))
     unfinished.unlink(missing_ok=True)

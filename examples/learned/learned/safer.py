@@ -1,6 +1,6 @@
 """`python -m learned.safer`: does training on safe successes, with weights or on preferences make a student safer?
 
-Four variants of one student, each trained with several seeds, with and without a filter. The plan of every evaluation
+Five variants of one student, each trained with several seeds, with and without a filter. The plan of every evaluation
 is registered before anything is trained. What is there already stays, so that the same command goes on after a stop.
 """
 
@@ -42,7 +42,9 @@ COLUMNS = ("success", "Safety", "clean success", "steps")
 
 
 def list_students(seeds: Sequence[int]) -> list[Student]:
-    """Return the four variants of each seed: as it is, on safe successes only, with weights, with preferences."""
+    """Return the variants of each seed: as it is, on safe successes only, with weights, with preferences in 200 steps
+    and in 20.
+    """
     return [
         student
         for seed in seeds
@@ -51,6 +53,7 @@ def list_students(seeds: Sequence[int]) -> list[Student]:
             Student(f"safe-{seed}", TEACHERS, "safe", seed),
             Student(f"weighted-{seed}", TEACHERS, seed=seed, is_weighted=True),
             Student(f"preferred-{seed}", TEACHERS, seed=seed, base=f"plain-{seed}"),
+            Student(f"nudged-{seed}", TEACHERS, seed=seed, base=f"plain-{seed}", preference_steps=20),
         )
     ]
 
@@ -91,7 +94,7 @@ def is_evaluated(student: Student, label: str) -> bool:
 
 
 def variant_of(student: Student) -> str:
-    """Return the variant of a student: `plain`, `safe`, `weighted` or `preferred`."""
+    """Return the variant of a student: `plain`, `safe`, `weighted`, `preferred` or `nudged`."""
     return student.name.partition("-")[0]
 
 
