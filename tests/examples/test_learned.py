@@ -378,7 +378,7 @@ def test_each_variant_is_registered_before_it_is_trained_and_evaluated_as_regist
     assert {need for job in jobs for need in job.needs} <= made
     assert len({job.name for job in jobs}) == len(made) == len(jobs)
     registered = {job.done for job in jobs if job.name.startswith("register")}
-    assert len(registered) == 4 * 3 + len(safer.FILTERED) * 3
+    assert len(registered) == 5 * 3 + len(safer.FILTERED) * 3
     assert all(registered <= {*job.needs} for job in jobs if job.name.startswith("train"))
     assert all(registered & {*job.needs} for job in jobs if job.name.startswith("evaluate"))
     for job in jobs:
