@@ -276,7 +276,7 @@ PARQUET = {
     "records without end": (put("records", 2**62), None, "records", "<= 1000000"),
     "a body without a name": (put("bodies", [body(None)]), None, "bodies", "null or repeated"),
     "a body that is null": (put("bodies", [None]), None, "bodies", "null or repeated"),
-    "a body without a role": (put("bodies", [body("x", None)]), None, "body_roles", "Expected `str`, got `null`"),
+    "a body without a role": (put("bodies", [body("x", None)]), None, "body_roles.x", "Expected `str`, got `null`"),
     "a body twice": (put("bodies", [body("x"), body("x")]), None, "bodies", "null or repeated"),
     "a version twice": (put("versions", [{"key": "a", "value": "1"}] * 2), None, "versions", "null or repeated"),
     "a pair of three": (put("dropped_pairs", [["a", "b", "c"]]), None, "dropped_pairs[0]", "length 2"),

@@ -98,12 +98,12 @@ def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
 def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
     err = safevla.refuses("compare", fake / "one", shipped)
     assert "lacks 6 episodes" in err
-    assert "--unpaired" in err
+    assert "No task" in err
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
     assert "two policies ran" in err
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
-    assert "Independent episodes of" in out
+    assert "run by all 3 policies" in out
     assert "policies ran fake/task_0" in out
     assert "Miettinen and Nurminen" in out
     assert "of both" in out

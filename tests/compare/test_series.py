@@ -154,7 +154,7 @@ def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_r
     text = describe(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
     assert text.startswith("Over the checkpoints")
     assert "Safety rises" in text
-    assert "at 2 it" in text
+    assert "at 2, its gain" in text
     assert "1 at 3." in text
 
 
@@ -200,7 +200,7 @@ def test_equal_runs_say_nothing():
 
 def test_few_tasks_say_nothing_of_others():
     text = describe(checkpoint("1", 0.0, 0.5, tasks=3, states=40), checkpoint("2", 0.9, 0.5, tasks=3, states=40))
-    assert "only 3 tasks" in text
+    assert "about 3 tasks" in text
 
 
 # What is not a series

@@ -138,7 +138,11 @@ def _raise_in(module: str, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("module", "error", "remedy"),
     [
-        ("numba.core.caching", RuntimeError("no locator available"), "If a file is damaged, reinstall: pip"),
+        (
+            "numba.core.caching",
+            RuntimeError("no locator available"),
+            "If a file is damaged, reinstall: pip install sim",
+        ),
         ("sim", ModuleNotFoundError("No module named 'bddl'"), "pip install sim"),
         ("sim", ImportError("cannot import name 'x' from 'y'"), "pip install sim"),
         ("OpenGL.platform", AttributeError("'NoneType' has no attribute 'eglQueryString'"), graphics.GRAPHICS_REMEDY),

@@ -91,7 +91,7 @@ def test_a_removed_body_touches_nothing_and_stays():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (PhysicsChange(apart=("a", "hat")), "called 'hat'"),
+        (PhysicsChange(apart=("a", "hat")), "body 'hat'"),
         (PhysicsChange(without="c"), "c is a"),
     ],
 )

@@ -74,7 +74,7 @@ def test_scenes_that_a_task_bars_are_left_out_before_counting():
     [
         ({"split": "test"}, "target, pretrain"),
         ({"horizons": "2"}, "v1.0.1, v1.0.0"),
-        ({"scene": "1"}, "takes: split, horizons"),
+        ({"scene": "1"}, "arguments: split, horizons"),
     ],
 )
 def test_arguments_that_the_host_does_not_know_are_errors_that_list_what_there_is(arguments, choices):
