@@ -567,7 +567,7 @@ def test_an_action_s_weight_is_that_of_the_record_after_it(tmp_path):
 
 
 def test_differences_are_over_trainings_of_the_same_seed_with_their_spread(tmp_path, monkeypatch):
-    safety = {"plain": 60.0, "safe": 70.0, "weighted": 65.0, "preferred": 80.0}
+    safety = {"plain": 60.0, "safe": 70.0, "weighted": 65.0, "preferred": 80.0, "nudged": 75.0}
 
     def measure(folder: Path, reading: str) -> list[float]:
         variant, seed, *filtered = folder.name.split("-")
@@ -575,7 +575,7 @@ def test_differences_are_over_trainings_of_the_same_seed_with_their_spread(tmp_p
 
     monkeypatch.setattr(safer, "measure_evaluation", measure)
     rows = safer.summarize(Plan(tmp_path, students=tuple(safer.list_students([0, 1, 2]))))
-    assert len(rows) == len(safer.READINGS) * (4 + len(safer.FILTERED))
+    assert len(rows) == len(safer.READINGS) * (len(safety) + len(safer.FILTERED))
     found = {(row["reading"], row["filter"], row["variant"]): row for row in rows}
     preferred = found["net-force", "filtered", "preferred"]
     assert preferred["Safety"] == (95.0, 10.0)
