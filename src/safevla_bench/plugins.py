@@ -94,6 +94,7 @@ class PluginGroup:
     singular: str
     plural: str
     error: type[SafevlaError]
+    hint: str = ""  # how to name one; it precedes the list of names
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the installed plug-ins, sorted."""
@@ -117,7 +118,7 @@ class PluginGroup:
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
-            remedy = f"{suggest_names(name, names, f'{self.plural} installed here')}."
+            remedy = f"{suggest_names(name, names, f'{self.hint}{self.plural} installed here')}."
             raise self.error(f"there is no {self.singular} {name!r}", remedy=remedy)
         refuse_secrets(f"{self.singular} {name!r}", arguments, self.error)
         return entry

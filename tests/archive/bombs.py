@@ -152,7 +152,7 @@ def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:
 def _large_messages(folder: Path) -> Path:
     """Nine messages of 60 MB, compressed, whose numbers are mapped."""
     path = _channel(folder, "/joints", 9, b'{"effort": [' + b"0.5," * 15_000_000 + b"0.5]}")
-    save_mapping(folder, MAPPED.format("/joints").replace("[eef]", "[torque]"))
+    save_mapping(folder, '[episode]\nsuccess = true\n[torque]\nfrom = "/joints"\n')
     return path
 
 

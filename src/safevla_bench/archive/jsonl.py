@@ -45,6 +45,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
     `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
     """
     bad = blank = 0
+    doubted: set[str] = set()
     try:
         with open_input(path) as stream:
             separator = b"" if path.name.endswith(WHOLE) else b"\n"
@@ -57,8 +58,10 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                     continue
                 try:
                     batch = decode_json(line)
-                    for doubt in list_doubts(batch):
-                        warn_once(str(path), f"episode {batch.headers[0].episode_id!r}", doubt)
+                    for field, doubt in list_doubts(batch):
+                        if field not in doubted:
+                            doubted.add(field)
+                            warn_once(str(path), f"line {number}, and perhaps others: {doubt}")
                     yield batch
                 except RecordError as error:
                     bad += 1
@@ -211,25 +214,26 @@ def decode_json(line: bytes) -> Batch:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
-# Doubtful are positions farther from the origin, longer control steps, and norms of quaternions farther from 1.
+# Above 100 m from the origin, 1 s a control step, or 0.1 from a norm of 1, a value most likely has another unit.
 FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
 
 
-def list_doubts(batch: Batch) -> Iterator[str]:
-    """Yield a text on each value of the only episode whose unit seems wrong, and each field that seems misspelt."""
+def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
+    """Yield a field of the only episode, and why its unit or its name seems wrong."""
     if (dt_s := float(batch.dt_s[0])) > LONG_S:
-        yield f"dt is {dt_s:g} s, the duration of a control step; write seconds"
+        yield "dt", f"dt is {dt_s:g} s, the duration of a control step; write seconds"
     for spec in channels.NUMERIC:
         values = batch.numbers(spec).values
         if spec.name.endswith("pos_m") and (far_m := np.abs(values).max(initial=0.0)) > FAR_M:
-            yield f"{spec.name} is up to {far_m:.4g} m from the origin; write meters"
+            yield spec.name, f"{spec.name} is up to {far_m:.4g} m from the origin; write meters"
         if spec.is_rotation and len(values):
             norms = np.linalg.norm(values.reshape(-1, 4), axis=1)
             if abs((off := norms[np.abs(norms - 1.0).argmax()]) - 1.0) > OFF_NORM:
-                yield f"{spec.name} has a norm of {off:.3g} instead of 1"
-    recorded = {spec.name for spec in channels.NUMERIC if len(batch.numbers(spec).values)}
-    recorded |= {name for name in _HEADER_FIELDS if getattr(batch.headers[0], name, None) is not None}
-    yield from record_schema.list_misspelt(batch.extra[0], recorded)
+                yield spec.name, f"{spec.name} has a norm of {off:.3g} instead of 1"
+    if batch.extra[0]:
+        recorded = {spec.name for spec in channels.NUMERIC if len(batch.numbers(spec).values)}
+        recorded |= {name for name in _HEADER_FIELDS if getattr(batch.headers[0], name, None) is not None}
+        yield from record_schema.list_misspelt(batch.extra[0], recorded)
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:

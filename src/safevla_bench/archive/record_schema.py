@@ -258,14 +258,14 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     return _require_writable({level: fields for level, fields in levels.items() if fields})
 
 
-def list_misspelt(extra: Mapping[str, Any], recorded: Collection[str]) -> Iterator[str]:
-    """Yield a text on each host-specific field whose name is similar to that of a schema field not `recorded`."""
+def list_misspelt(extra: Mapping[str, Any], recorded: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each host-specific field whose name is similar to that of a schema field not in `recorded`, and a text."""
     named = {("header", name): None for name in extra.get("header", {})}
     for level in ("steps", "contacts"):
         named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
     for level, name in named:
         if close := get_close_matches(name, _SCHEMA[level] - {*recorded}, n=1, cutoff=0.65):
-            yield f"the unknown field {escape_controls(name)!r} is ignored; did you mean {close[0]!r}?"
+            yield name, f"the unknown field {escape_controls(name)!r} is ignored; did you mean {close[0]!r}?"
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:

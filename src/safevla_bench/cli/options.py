@@ -217,7 +217,8 @@ class Share(Range):
         except click.BadParameter:
             with suppress(ValueError):
                 percent = str(value).strip().removesuffix("%")
-                if 1 < abs(float(percent)) <= 100 or percent != str(value).strip():
+                has_sign = percent != str(value).strip()
+                if abs(float(percent)) <= 100 and (has_sign or abs(float(percent)) > 1):
                     problem = f"{value} is not a share from -1 to 1; for {percent} % write {float(percent) / 100:g}"
                     self.fail(problem, param, ctx)
             raise
@@ -235,7 +236,7 @@ class Confidence(Range):
 
 
 class PathText(click.Path):
-    """A path; the empty text, as of a shell variable that is not set, is not one."""
+    """A path. Refuses the empty text, which a shell variable that is not set leaves."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the path, or raise click's error."""
@@ -290,9 +291,10 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if not str(value).rpartition("=")[2]:
+        source = value if isinstance(value, Path) else NamedSource.parse(value)
+        if not value or (str(value).endswith("=") and not source.exists()):
             self.fail("no path is given.", param, ctx)
-        return value if isinstance(value, Path) else NamedSource.parse(value)
+        return source
 
 
 SOURCES = argument("[NAME=]SOURCE...", nargs=-1, required=True, type=SourceType())

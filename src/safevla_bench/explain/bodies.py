@@ -143,32 +143,21 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 def _pair_reader(reading: RecordFields, behind: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
     """Return a function that takes a record and returns two bodies -> the largest known value between them."""
-    contacts = reading.batch.contacts
+    contacts, chosen = reading.batch.contacts, contacts_between(reading, *behind.roles)
     if behind.channel == NET_IMPULSE:
-        strikes = strikes_by_pair(reading, contacts_between(reading, *behind.roles))
+        strikes = strikes_by_pair(reading, chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
-    values = getattr(contacts, behind.channel)
+    values = np.where(chosen, getattr(contacts, behind.channel), np.nan)
 
     def read_pairs(record: int) -> dict[tuple[int, int], float]:
         found: dict[tuple[int, int], float] = {}
-        for c in contacts_of_roles(reading.batch, behind.roles, record).tolist():
+        for c in range(contacts.starts[record], contacts.starts[record + 1]):
             if not np.isnan(values[c]):
                 pair = int(contacts.a[c]), int(contacts.b[c])
                 found[pair] = max(found.get(pair, 0.0), float(values[c]))
         return found
 
     return read_pairs
-
-
-def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
-    """Return the indices in `batch.contacts` of one record's contacts, with two `roles` only of those between them."""
-    contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
-    if not roles:
-        return contacts
-    a, b = batch.contacts.a[contacts], batch.contacts.b[contacts]
-    pair = np.sort(np.stack([batch.body_role[a], batch.body_role[b]]), axis=0)
-    chosen: NDArray[np.int64] = contacts[(pair == np.sort(np.array(roles))[:, None]).all(axis=0)]
-    return chosen
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
-from safevla_bench.explain.bodies import contacts_of_roles, displacements
-from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
+from safevla_bench.explain.bodies import displacements
+from safevla_bench.signals.catalogue import contacts_between
+from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal, touching
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
@@ -44,7 +45,7 @@ class _Contact:
     step: int
     a: int
     b: int
-    force_n: float  # or another value of a contact by which the hardest one is chosen
+    strength: float  # force [N], net force [N] or impulse [N s], by which the hardest contact is chosen
 
     def other(self, body: int) -> int:
         return self.b if self.a == body else self.a
@@ -96,9 +97,9 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
 
 
 def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    batch, roles = reading.batch, signal.bodies.roles if signal.bodies else ()
-    channel = signal.bodies.channel if signal.bodies else "force_n"
-    hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first), channel))
+    batch, start, behind = reading.batch, reading.batch.contacts.starts, signal.bodies or touching()
+    own = np.flatnonzero(contacts_between(reading, *behind.roles)[start[first] : start[first + 1]]) + start[first]
+    hardest = _hardest(batch, _contacts(reading, own, behind.channel))
     if hardest is None:
         return None
     a, b = _robot_first(batch, hardest)
@@ -107,8 +108,8 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
         upstream, b = other, a
     chain = upstream.extend(hardest, b)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
-    force = f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}"
-    strength = force if signal.cause == "contact" and signal.unit == "N" else ""
+    is_force = signal.cause == "contact" and signal.unit == "N"
+    strength = f", {format_amount(hardest.strength, 'N')} at {_time(reading, first)}" if is_force else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
@@ -125,7 +126,7 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
     if not foreign:
         sentence = f"Only the robot touched {name} in the {began}: the grip or the motion of the arm may be the cause."
         return _make_cause(reading, _Chain((held,)), first, registry, sentence)
-    last = max(foreign, key=lambda c: (c.step, c.force_n, batch.body_label(c.other(held))))
+    last = max(foreign, key=lambda c: (c.step, c.strength, batch.body_label(c.other(held))))
     chain = _Chain((last.other(held),)).extend(last, held, _others(batch, foreign, held, last))
     touch = f"in contact with {name}, last at {_time(reading, last.step)}"
     sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: this contact or the grip may have moved the object."
@@ -141,7 +142,7 @@ def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Regi
         sentence = f"No contact of the robot is recorded at {moment}: its own motion or its load may be the cause."
         return _make_cause(reading, _Chain(()), first, registry, sentence)
     a, b = _robot_first(batch, hardest)
-    touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.force_n, 'N')}"
+    touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.strength, 'N')}"
     chain = _Chain((a,)).extend(hardest, b)
     sentence = f"{_arrows(batch, chain)}: {touch}; this contact or the motion may have loaded the joint."
     return _make_cause(reading, chain, first, registry, sentence)
@@ -178,7 +179,7 @@ def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> 
 
     def order(contact: _Contact) -> tuple[bool, int, float, str]:
         other = contact.other(body)
-        return batch.body_role[other] != ROBOT, -contact.step, -contact.force_n, batch.body_label(other)
+        return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
     recent = _contacts_of(reading, body, _recent_step(reading, step), step)
     pushing = [c for c in recent if c.other(body) not in visited and _may_push(batch, c.other(body))]
@@ -211,7 +212,7 @@ def _robot_first(batch: Batch, contact: _Contact) -> list[int]:
 
 def _hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
     def order(contact: _Contact) -> tuple[float, list[str]]:
-        return -contact.force_n, sorted(map(batch.body_label, (contact.a, contact.b)))
+        return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
     return min(contacts, key=order, default=None)
 

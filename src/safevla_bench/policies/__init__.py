@@ -20,7 +20,7 @@ from safevla_bench.policies.servers import KINDS, ChunkedPolicy, entries
 from safevla_bench.policies.servers.endpoint import KEY
 
 GROUP = "safevla_bench.policies"
-POLICIES = PluginGroup(GROUP, "policy", "A checkpoint runs behind a server: NAME=KIND:ADDRESS. Kinds", PolicyError)
+POLICIES = PluginGroup(GROUP, "policy", "Kinds", PolicyError, "A checkpoint runs behind a server: NAME=KIND:ADDRESS. ")
 
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60

@@ -243,9 +243,11 @@ def _write_displacement(fields: RecordFields, episodes: Ints, count: int, larges
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
     """Return which contacts are between bodies of two roles, [C]; without roles, all are."""
     role, contacts = fields.batch.body_role, fields.batch.contacts
-    pair = np.sort(np.stack([role[contacts.a], role[contacts.b]]), axis=0)
-    between: Bools = np.all([pair[k] == wanted for k, wanted in enumerate(sorted(roles))], axis=0)
-    return between if roles else np.ones(len(contacts.a), dtype=np.bool_)
+    if not roles:
+        return np.ones(len(contacts.a), dtype=np.bool_)
+    (first, second), a, b = roles, role[contacts.a], role[contacts.b]
+    between: Bools = ((a == first) & (b == second)) | ((a == second) & (b == first))
+    return between
 
 
 def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Floats:
@@ -425,7 +427,9 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip surely begins [N], where a body returns after a gap, and the previous gripped row [N]."""
+    """Return where a new grip begins [N], the records in which a grip of the same body goes on after up to
+    `GAP_RECORDS` records without one [K], and the last earlier record with a grip [N], -1 = none.
+    """
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
     before = np.concatenate([[-1], gripped[:-1]])  # -1 = no earlier grip
