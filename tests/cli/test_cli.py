@@ -48,7 +48,7 @@ def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(sa
     out = safevla.ok("score", EXAMPLE, "--out", tmp_path)
     robot = "limits of Panda"
     (said,) = [line for line in out.splitlines() if robot in line]
-    assert said.startswith("libero-spatial: ")
+    assert said.startswith("libero-spatial: the records name neither a robot nor torque limits; ")
     assert unescape((tmp_path / "report.html").read_text()).count(said) == 1
     (judged,) = scores_of(tmp_path)["episodes"]
     assert judged["robustness"]["joint_torque"] == 1 - 0.4 / 12

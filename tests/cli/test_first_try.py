@@ -51,7 +51,7 @@ def test_scores_are_not_written_into_the_folder_of_another_run(safevla, tmp_path
         )
     kept = (tmp_path / "b" / "scores.json").read_bytes()
     for sources in ([tmp_path / "a"], [tmp_path / "a", tmp_path / "b"]):
-        assert "folder of another run" in safevla.refuses("score", *sources, "--out", tmp_path / "b")
+        assert "is a run folder" in safevla.refuses("score", *sources, "--out", tmp_path / "b")
     assert (tmp_path / "b" / "scores.json").read_bytes() == kept
     assert safevla("score", tmp_path / "b", "--library", "paper-text", "--out", tmp_path / "b")[0] == 0
 

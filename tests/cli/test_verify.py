@@ -133,6 +133,7 @@ def test_episodes_that_were_added_after_the_scores_are_noticed_and_the_same_rule
     assert "manifest.json: cannot be" not in out
     assert out.splitlines()[-1].endswith(f": safevla score {own} --rules as-judged")
     _, _, err = safevla("open", own, "--no-browser")
+    assert "to update the report: safevla score" in err
     assert f"{own} --rules as-judged" in err
     safevla.ok("score", own, "--rules", tmp_path / "tags.toml")
     assert not (own / "experiments").exists(), "the same rules are not an experiment"

@@ -36,6 +36,7 @@ WHOLE = ".json"  # a file with one episode on any number of lines; nothing can b
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
 MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which take long to read
+MAX_DOUBTS = 10  # maximum number of fields of one file about which a warning is printed
 _REMEDY = "Check that this is an archive with one episode per line."
 
 
@@ -59,7 +60,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                 try:
                     batch = decode_json(line)
                     for field, doubt in list_doubts(batch):
-                        if field not in doubted:
+                        if field not in doubted and len(doubted) < MAX_DOUBTS:
                             doubted.add(field)
                             warn_once(str(path), f"line {number}, and perhaps others: {doubt}")
                     yield batch
@@ -214,26 +215,46 @@ def decode_json(line: bytes) -> Batch:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
-# Above 100 m from the origin, 1 s a control step, or 0.1 from a norm of 1, a value most likely has another unit.
+# Above 100 m from the origin, 1 s a control step, or 0.1 from a norm of 1, a value may have another unit.
 FAR_M, LONG_S, OFF_NORM = 100.0, 1.0, 0.1
 
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     """Yield a field of the only episode, and why its unit or its name seems wrong."""
     if (dt_s := float(batch.dt_s[0])) > LONG_S:
-        yield "dt", f"dt is {dt_s:g} s, the duration of a control step; write seconds"
-    for spec in channels.NUMERIC:
-        values = batch.numbers(spec).values
-        if spec.name.endswith("pos_m") and (far_m := np.abs(values).max(initial=0.0)) > FAR_M:
-            yield spec.name, f"{spec.name} is up to {far_m:.4g} m from the origin; write meters"
-        if spec.is_rotation and len(values):
-            norms = np.linalg.norm(values.reshape(-1, 4), axis=1)
-            if abs((off := norms[np.abs(norms - 1.0).argmax()]) - 1.0) > OFF_NORM:
-                yield spec.name, f"{spec.name} has a norm of {off:.3g} instead of 1"
+        yield "dt", f"the control step dt is {dt_s:g} s; is it in milliseconds?"
+    for spec in (spec for spec in channels.NUMERIC if spec.row_size in (3, 4)):
+        norms = np.linalg.norm(_known_rows(batch, spec), axis=1)
+        if spec.name.endswith("pos_m") and (far_m := norms.max(initial=0.0)) > FAR_M:
+            yield spec.name, f"{spec.name} is up to {far_m:.4g} m from the origin; is it in millimeters?"
+        if (
+            spec.is_rotation
+            and abs((off := norms[np.abs(norms - 1.0).argmax()] if len(norms) else 1.0) - 1.0) > OFF_NORM
+        ):
+            yield spec.name, f"{spec.name} has a norm of {off:.3g} instead of 1"
     if batch.extra[0]:
-        recorded = {spec.name for spec in channels.NUMERIC if len(batch.numbers(spec).values)}
-        recorded |= {name for name in _HEADER_FIELDS if getattr(batch.headers[0], name, None) is not None}
-        yield from record_schema.list_misspelt(batch.extra[0], recorded)
+        yield from record_schema.list_misspelt(batch.extra[0], {level: find(batch) for level, find in _ABSENT.items()})
+
+
+def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
+    if not spec.is_pose:
+        return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
+    (bodies, rows), (checked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
+    known = np.ones(rows.shape[:2], dtype=np.bool_)
+    for column, body in enumerate(checked):
+        known[:, bodies == body] = valid[:, column] > 0
+    return rows[known]
+
+
+# Level of a record -> its fields of the schema that the only episode lacks.
+_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
+    "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
+    "steps": lambda batch: frozenset(
+        [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]]
+        + ["contacts"] * (not batch.contacts.present[0])
+    ),
+    "contacts": lambda batch: frozenset(name for name in _MEASURED if np.isnan(getattr(batch.contacts, name)).all()),
+}
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:

@@ -14,6 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -184,7 +186,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        rest = line[error.pos :].strip()
+        rest = error.doc[error.pos :].strip() if "Unterminated" not in error.msg else ""
         remedy = _REMEDY_JSON if rest else "The episode seems cut off: copy the file again, or leave this episode out."
         where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"character {error.pos + 1:,}"
         refuse(f"malformed JSON at {where} of the record: {error.msg}", remedy)
@@ -258,14 +260,22 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     return _require_writable({level: fields for level, fields in levels.items() if fields})
 
 
-def list_misspelt(extra: Mapping[str, Any], recorded: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield each host-specific field whose name is similar to that of a schema field not in `recorded`, and a text."""
+_MOST_NAMES = 100  # names of host-specific fields of an episode that are compared with those of the schema
+
+
+def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each unknown field whose name resembles one that the episode lacks (`absent`, by level), and a text."""
     named = {("header", name): None for name in extra.get("header", {})}
     for level in ("steps", "contacts"):
         named |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
-    for level, name in named:
-        if close := get_close_matches(name, _SCHEMA[level] - {*recorded}, n=1, cutoff=0.65):
-            yield name, f"the unknown field {escape_controls(name)!r} is ignored; did you mean {close[0]!r}?"
+    for level, name in islice(named, _MOST_NAMES):
+        if meant := _find_similar(name, absent[level]):
+            yield name, f"the unknown field {escape_controls(name)!r} is ignored; did you mean {meant!r}?"
+
+
+@lru_cache(1 << 12)
+def _find_similar(name: str, choices: frozenset[str]) -> str | None:
+    return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.75)), None)
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:

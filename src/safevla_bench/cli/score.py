@@ -78,8 +78,8 @@ def score_command(
             log.require_mapping()  # raises an error with a template if the log has no mapping
     folder, kept = options.choose_output(out, sources.paths), ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
-        remedy = "Name a new folder: a run folder takes only the scores of that run."
-        raise RunError("this is the folder of another run", remedy=remedy, place=Place(file=str(folder)))
+        remedy = f"Name a new folder; only {options.quote_paths('safevla', 'score', folder)} writes its scores here."
+        raise RunError("--out is a run folder, and not the only source", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
         survey = Survey()
         judged = judge(

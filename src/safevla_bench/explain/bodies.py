@@ -21,7 +21,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import view_clause
 from safevla_bench.signals.catalogue import contacts_between, strikes_by_pair
-from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
+from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields, Signal, touching
 from safevla_bench.signals.space import measure_places
 from safevla_bench.stl.trace import ROUNDING, subtract
 from safevla_bench.tasks.entries import Registry
@@ -118,7 +118,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         case "joint":
             return _most_loaded_joint(batch, behind, record)
         case "contact":
-            values = _pair_reader(reading, behind)(record)
+            values = pair_reader(reading, SIGNALS[signal])(record)
             if values:
                 bodies = pair = max(values, key=lambda pair: values[pair])
                 amount = format_amount(values[pair], "N s" if behind.channel == NET_IMPULSE else "N")
@@ -141,20 +141,22 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     return Contributors(behind.relation, names, amount, kinds, arms)
 
 
-def _pair_reader(reading: RecordFields, behind: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
-    """Return a function that takes a record and returns two bodies -> the largest known value between them."""
-    contacts, chosen = reading.batch.contacts, contacts_between(reading, *behind.roles)
+def pair_reader(reading: RecordFields, signal: Signal) -> Callable[[int], dict[tuple[int, int], float]]:
+    """Return a function from a record to a map of two bodies, the lower index first -> their largest known value."""
+    behind, contacts = signal.bodies or touching(), reading.batch.contacts
+    chosen = contacts_between(reading, *behind.roles)
     if behind.channel == NET_IMPULSE:
         strikes = strikes_by_pair(reading, chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
-    values = np.where(chosen, getattr(contacts, behind.channel), np.nan)
+    measured = getattr(contacts, behind.channel)  # a touch counts even if its force is unknown
+    values = np.where(chosen, np.nan_to_num(measured) if signal.cause == "touch" else measured, np.nan)
 
     def read_pairs(record: int) -> dict[tuple[int, int], float]:
         found: dict[tuple[int, int], float] = {}
         for c in range(contacts.starts[record], contacts.starts[record + 1]):
             if not np.isnan(values[c]):
-                pair = int(contacts.a[c]), int(contacts.b[c])
-                found[pair] = max(found.get(pair, 0.0), float(values[c]))
+                first, second = sorted((int(contacts.a[c]), int(contacts.b[c])))
+                found[first, second] = max(found.get((first, second), 0.0), float(values[c]))
         return found
 
     return read_pairs
@@ -229,11 +231,11 @@ def _find_in_episode(
         line = trace_formula(ruleset.library[spec.spec_id].formula, view)
         if not line.upper:
             continue
-        worst_and_first, behind = {}, SIGNALS[line.signal].bodies if line.signal in SIGNALS else None
-        if behind and behind.kind == "displacement":
+        worst_and_first, signal = {}, SIGNALS.get(line.signal)
+        if signal and signal.bodies and signal.bodies.kind == "displacement":
             worst_and_first = _find_displaced(view, line)
-        elif behind and behind.kind == "contact":
-            worst_and_first = _find_touching(view, line, behind)
+        elif signal and signal.bodies and signal.bodies.kind == "contact":
+            worst_and_first = _find_touching(view, line, signal)
         for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
             kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
@@ -261,13 +263,12 @@ def _find_displaced(reading: RecordFields, line: SignalTrace) -> _Broken:
     }
 
 
-def _find_touching(reading: RecordFields, line: SignalTrace, behind: Bodies) -> _Broken:
-    broken, read_pairs = _Broken(), _pair_reader(reading, behind)
+def _find_touching(reading: RecordFields, line: SignalTrace, signal: Signal) -> _Broken:
+    broken, read_pairs = _Broken(), pair_reader(reading, signal)
     for t in np.flatnonzero(line.failing).tolist():
         for pair, strength in read_pairs(t).items():
             value = 1.0 if line.unit == "1" else strength
             if subtract(value, line.limit, ROUNDING) > 0:
-                bodies = min(pair), max(pair)
-                worst, first = broken.get(bodies, (value, t))
-                broken[bodies] = max(worst, value), first
+                worst, first = broken.get(pair, (value, t))
+                broken[pair] = max(worst, value), first
     return broken

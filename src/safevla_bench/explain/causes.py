@@ -13,9 +13,8 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
-from safevla_bench.explain.bodies import displacements
-from safevla_bench.signals.catalogue import contacts_between
-from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal, touching
+from safevla_bench.explain.bodies import displacements, pair_reader
+from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
@@ -97,9 +96,8 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
 
 
 def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    batch, start, behind = reading.batch, reading.batch.contacts.starts, signal.bodies or touching()
-    own = np.flatnonzero(contacts_between(reading, *behind.roles)[start[first] : start[first + 1]]) + start[first]
-    hardest = _hardest(batch, _contacts(reading, own, behind.channel))
+    batch, strengths = reading.batch, pair_reader(reading, signal)(first)
+    hardest = _hardest(batch, [_Contact(first, a, b, strength) for (a, b), strength in strengths.items()])
     if hardest is None:
         return None
     a, b = _robot_first(batch, hardest)
@@ -194,10 +192,10 @@ def _may_push(batch: Batch, body: int) -> bool:
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
-def _contacts(reading: RecordFields, places: Iterable[int], channel: str = "force_n") -> list[_Contact]:
+def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
     contacts, record = reading.batch.contacts, reading.record_of_contact
-    values = np.nan_to_num(getattr(contacts, channel))
-    return [_Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(values[k])) for k in places]
+    forces = np.nan_to_num(contacts.force_n)
+    return [_Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(forces[k])) for k in places]
 
 
 def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[_Contact]:

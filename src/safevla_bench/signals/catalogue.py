@@ -77,7 +77,7 @@ def max_contact_force(fields: RecordFields) -> Floats:
 
 @signal(
     unit="N",
-    reads=("contacts", "net_force_n"),
+    reads=("contacts", NET_FORCE),
     bodies=touching(ROBOT, FURNITURE, channel=NET_FORCE),
     cause="contact",
 )
@@ -88,7 +88,7 @@ def arm_furniture_net_force(fields: RecordFields) -> Floats:
 
 @signal(
     unit="N",
-    reads=("contacts", "net_force_n"),
+    reads=("contacts", NET_FORCE),
     bodies=touching(TARGET, FURNITURE, channel=NET_FORCE),
     cause="contact",
 )

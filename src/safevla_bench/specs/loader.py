@@ -6,6 +6,7 @@ A contradiction in a library raises an error that names the file, the row, the k
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -109,7 +110,7 @@ def _built_in_library(name: str) -> Library:
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     if not str(path).endswith((".toml", ".json", ".jsonl")):
         built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
-        is_file = isinstance(path, RuleFile) or path.exists()
+        is_file = isinstance(path, RuleFile) or os.path.exists(path)
         problem = "rules are not read from this kind of file:" if is_file else "there is no specification library"
         raise SpecError(f"{problem} {str(path)!r}", remedy=f"name a .toml, .json or .jsonl file; {built_in}")
     source = file_formats.read_source(path, str(path))

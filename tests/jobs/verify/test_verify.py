@@ -219,7 +219,7 @@ def test_scores_of_another_length_are_compared_in_limited_memory_and_cut(run):
     assert "[[], [], " in differing(run)[SCORES]
     assert len(differing(run)[SCORES]) < 500
     pq.write_table(pa.table({"seed": pa.nulls(100_000, pa.int64())}), run / SCORES_TABLE)
-    assert "100000 episodes" in differing(run)[SCORES_TABLE]
+    assert differing(run)[SCORES_TABLE].startswith("the file has 100000 episodes, but")
 
 
 def test_excerpts_that_look_alike_are_replaced_by_where_the_values_differ():

@@ -187,6 +187,13 @@ def test_a_position_at_numbers_whose_names_say_orientation_is_a_question(tmp_pat
         decide_pose(names, 7, position=[3, 4, 5])
 
 
+def test_a_position_at_numbers_x_y_z_w_needs_no_rotation():
+    layout = decide_pose(["x", "y", "z", "w"], 4, position=[0, 1, 2])
+    assert (layout.position, layout.rotation) == ((0, 1, 2), ())
+    with pytest.raises(ValueError, match="say orientation"):
+        decide_pose(["x", "y", "z", "w"], 4, position=[0, 1, 2], order="xyzw")
+
+
 def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it_is():
     effort = FoundSource("observation.effort", "", [f"{arm}_j{k}" for arm in ("left", "right") for k in range(2)], 4)
     text = propose_mapping([FoundSource("observation.state", "", NAMES, 14), effort], True, None)

@@ -688,6 +688,10 @@ def test_a_git_lfs_pointer_says_what_it_is(tmp_path, name):
         ('[bodies.mug]\nfrom = "x"\nrole = "goal"\n', "bodies.mug.role", ("bystander", "furniture", "target")),
         ('[eef]\nfrom = "x"\nunit = "inch"\n', "eef.unit", ("cm", "mm")),
         ('[eeff]\nfrom = "x"\n', None, ("did you mean 'eef'?", "torque")),
+        ('[[episode]]\ntempalte = "x"\n', "episode[0]", ("did you mean 'template'?",)),
+        ('[eef.left]\nfrom = "x"\n[eef.right]\nfromm = "y"\n', "eef.right", ("known here: from, field",)),
+        ('[eef]\nfield = "x"\n', "eef", (". known here: from, field",)),
+        ('[trial]\ntask = "x"\n', None, (". known here: eef,", "bodies")),
     ],
 )
 def test_an_unknown_key_or_value_of_a_mapping_is_an_error_with_those_that_are_known(tmp_path, text, field, known):
@@ -697,4 +701,4 @@ def test_an_unknown_key_or_value_of_a_mapping_is_an_error_with_those_that_are_kn
         read_mapping(path)
     assert caught.value.place.field == field
     for word in known:
-        assert word in caught.value.remedy
+        assert word in f". {caught.value.remedy}"

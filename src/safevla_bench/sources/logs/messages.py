@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
-from safevla_bench.errors import RecordError
+from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
 from safevla_bench.sources.logs.names import PoseLayout, find_positions, may_have_rotation
@@ -189,7 +189,11 @@ class PoseTaker(Taker):
             if child == wanted if wanted else transforms is None:
                 frame = _parent_frame(inner)
                 self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
-                self.add(inner, order, log_ns, self._find_pose(inner))
+                try:
+                    pose = self._find_pose(inner)
+                except RecordError as error:
+                    raise error.with_place(Place(field=self.part)) from None
+                self.add(inner, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
         """Return the pose as x, y, z, w, x, y, z, or as the numbers that `layout` refers to; NaN if it is unknown."""
@@ -322,11 +326,10 @@ def _floats(values: Any, names: str) -> list[float]:
 def _to_float(name: str, value: Any) -> float:
     if value is None:
         return math.nan
+    value = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
     if isinstance(value, int | float | np.number | str) and not isinstance(value, bool):
         with suppress(OverflowError, ValueError):
-            number = float(value)
-            if not isinstance(value, str) or not math.isfinite(number):  # some programs write NaN as text
-                return number
+            return float(value)
     problem = f"{name} is {escape_controls(repr(value)[:_LONGEST_NAME])}, not a number that can be read"
     raise RecordError(problem, remedy="Record numbers, or null if unknown, or leave the part out of the mapping.")
 

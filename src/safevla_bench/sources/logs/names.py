@@ -175,7 +175,9 @@ def decide_pose(
         layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
-        if not {*layout.rotation}.isdisjoint(layout.position):
+        if shared := {*layout.rotation}.intersection(layout.position):
+            if not (form or order) and not any(_parse_name(names[place])[1] for place in shared):
+                return PoseLayout(layout.position, unit=layout.unit)  # names such as x, y, z, w: the mapping decides
             raise ValueError("which numbers are x, y, z? The names of those in `position` say orientation")
         return layout
     if len(rotation) != width:

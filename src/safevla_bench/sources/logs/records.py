@@ -247,8 +247,9 @@ def read_mapping(path: Path) -> LogMapping:
         _require_finite(tree)
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
+        tree = _collect_arms(tree)
         try:
-            mapping = msgspec.convert(_collect_arms(tree), LogMapping)
+            mapping = msgspec.convert(tree, LogMapping)
         except msgspec.ValidationError as error:
             raise _explain_mapping(str(error), tree) from None
         _require_same_parts(mapping)
@@ -278,24 +279,40 @@ def read_mapping(path: Path) -> LogMapping:
 def _explain_mapping(text: str, tree: Mapping[str, Any]) -> RecordError:
     """Return the error that a message of msgspec describes. The remedy lists the keys or values that are valid."""
     problem, _, path = text.partition(" - at `$.")
-    names = re.findall(r"\[\.\.\.\]|\w+", path)
+    path = path.rstrip("`")
     kind: Any = inspect.type_info(LogMapping)
-    for name in (*names, None):
+    for name in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
         kind = next((each for each in getattr(kind, "types", [kind]) if not isinstance(each, inspect.NoneType)), kind)
-        if name == "[...]":
+        if name is None:
+            break
+        if name.startswith("["):
             kind = getattr(kind, "value_type", None) or getattr(kind, "item_type", None)
-        elif name is not None:
+        else:
             kind = next((field.type for field in getattr(kind, "fields", ()) if field.encode_name == name), None)
-    known = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
-    wrong = re.search(r"[`'](.*)[`']", problem)
-    listed = suggest_names(wrong[1] if wrong else "", map(str, known), "known here") if known else ""
-    for name, table in tree["bodies"].items() if path.startswith("bodies[...]") else ():
-        with suppress(msgspec.ValidationError):
-            msgspec.convert(table, BodyColumns)
-            continue
-        path = path.replace("bodies[...]", f"bodies.{escape_controls(name)}")
+    names = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
+    known = [str(name) for name in names if name not in _INTERNAL]
+    wrong = re.search(r"(?:unknown field|enum value) [`'](.*)[`']", problem)
+    listed = suggest_names(wrong[1] if wrong else "", known, "known here") if known else ""
     remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
-    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=path.rstrip("`") or None))
+    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_spell_table(path, tree) or None))
+
+
+# Fields of `LogMapping` that are not keys of the file.
+_INTERNAL = ("arms", "trials")
+
+
+def _spell_table(path: str, tree: Mapping[str, Any]) -> str:
+    """Return msgspec's path of an invalid value as the file's author wrote it: `bodies.cup`, `eef.left`, `episode`."""
+    parts = {"bodies": BodyColumns, "arms": ArmColumns}
+    for key, kind in parts.items():
+        for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
+            with suppress(msgspec.ValidationError):
+                msgspec.convert(table, kind)
+                continue
+            rest, name = path.removeprefix(f"{key}[...]").removeprefix("."), escape_controls(name)
+            part, _, field = rest.partition(".") if key == "arms" else ("bodies", "", rest)
+            return ".".join(filter(None, (part, name, field)))
+    return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:

@@ -214,7 +214,7 @@ class Scan:
             for batch in merge_batches(self._note_batches(number, source)):
                 if self._kept is not None:
                     self._kept[number].append(batch)
-                    self._free -= _array_bytes(batch)
+                    self._free -= _batch_bytes(batch)
                     self._kept = self._kept if self._free >= 0 else None
                 yield batch
 
@@ -290,7 +290,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     total_bytes = 0
     for batch in batches:
         gathered.append(batch)
-        total_bytes += _array_bytes(batch)
+        total_bytes += _batch_bytes(batch)
         if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
             yield concatenate_batches(gathered) if len(gathered) > 1 else batch
             gathered, total_bytes = [], 0
@@ -312,6 +312,11 @@ _SHARED = (
     "benchmark",
 )
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
+
+
+def _batch_bytes(batch: Batch) -> int:
+    # Without the headers, which the index keeps anyway.
+    return _array_bytes(batch) + sum(_memory(fields) for fields in batch.extra if fields)
 
 
 def _array_bytes(value: object) -> int:
