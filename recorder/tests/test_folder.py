@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -122,3 +123,19 @@ def test_a_link_in_the_place_of_a_hidden_file_is_not_written_through(tmp_path):
     folders._write_file(tmp_path / "run.json", b"{}")
     assert (tmp_path / "outside").read_text() == "mine"
     assert not (tmp_path / "run.json").is_symlink()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EWOULDBLOCK, errno.EACCES])
+def test_only_a_lock_that_another_process_holds_is_an_error(tmp_path, monkeypatch, caplog, number):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_):
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if number != errno.ENOLCK:
+        with pytest.raises(RunError, match="another run"):
+            folders.lock_folder(tmp_path)
+        return
+    os.close(folders.lock_folder(tmp_path))
+    assert "no locks" in caplog.text

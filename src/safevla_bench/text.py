@@ -239,6 +239,32 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
     return f"{guess}{label}: {', '.join(names) or 'none'}"
 
 
+_TYPES = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table of keys",
+}
+
+
+def explain_mismatch(error: ValueError) -> tuple[str, str]:
+    """Return an error of msgspec's conversion in plain words, and the path of the value, such as `$.steps[3].t`."""
+    problem, _, path = str(error).partition(" - at ")
+    key = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
+    if key:
+        problem = f"unknown key {key[2]!r}" if key[1] == "contains unknown" else f"the key {key[2]!r} is missing"
+    elif wrong := re.fullmatch("Expected `([^`]*)`(.*?)(?:, got `?([^`]*)`?)?", problem, re.DOTALL):
+        expected, found = (
+            " or ".join(_TYPES.get(name, name) for name in (kinds or "").split(" | ")) for kinds in wrong.group(1, 3)
+        )
+        problem = f"{expected}{wrong[2]} is expected{f', not {found}' if found else ''}"
+    elif problem.startswith("Invalid enum value "):
+        problem = f"{problem.removeprefix('Invalid enum value ')} is not one of the allowed values"
+    return problem, path.rstrip("`").lstrip("`")
+
+
 @cache
 def warn_once(*parts: str) -> None:
     """Log a warning, joined from parts such as a file and a problem, unless this process has logged it before."""

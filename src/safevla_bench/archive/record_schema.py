@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.text import escape_controls, load_json
+from safevla_bench.text import escape_controls, explain_mismatch, load_json
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, TRUTH, ChannelSpec
 from safevla_recorder.episode import ContactList, EpisodeArrays
@@ -218,7 +218,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         # The path in msgspec's message, such as `$.steps[3].body_pos_m[...][1]`, does not contain the body's name.
-        problem, _, text = str(error).partition(" - at `")
+        problem, text = explain_mismatch(error)
     path = re.findall(r"\w+", text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
     names = path if step is None else path[2:]

@@ -121,6 +121,8 @@ class Library:
         if current_id not in self._by_id:
             close = get_close_matches(spec_id, [*self._by_id, *self.legacy], n=3, cutoff=0.4)
             remedy = f"ids similar to it: {', '.join(close)}" if close else f"its ids: {', '.join(self._by_id)}"
+            if of_axis := [spec.spec_id for spec in self.specs if spec.axis == spec_id.replace("-", "_")]:
+                remedy = f"{spec_id} is an axis; its specifications: {', '.join(of_axis)}"
             raise SpecError(f"library {self.name!r} has no specification {spec_id!r}", remedy=remedy)
         return current_id
 

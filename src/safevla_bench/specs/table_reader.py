@@ -15,7 +15,7 @@ from safevla_bench import files
 from safevla_bench.errors import Place, SafevlaError, truncate_text
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
-from safevla_bench.text import suggest_names
+from safevla_bench.text import explain_mismatch, suggest_names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -129,11 +129,14 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     try:
         return msgspec.convert(row, kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        missing = re.search(r"missing required field `(\w+)`", problem)
-        at = re.search(r"`\$\.(\w+)", place)  # msgspec's messages end in "`$.threshold`", or in "`key` in `$.tags`"
+        problem, place = explain_mismatch(error)
+        missing = re.fullmatch(r"the key '(\w+)' is missing", problem)
+        at = re.search(r"\$\.(\w+)", place)  # msgspec's messages end in "`$.threshold`", or in "`key` in `$.tags`"
         field = missing[1] if missing else at[1] if at else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else listed
-        problem = f"the key {field!r} is missing" if missing else problem
+        if field and problem.startswith("a list is expected, not a table"):
+            remedy = f"write [[{field}]] instead of [{field}]"
+        elif "number" in problem and problem.endswith("not text"):
+            remedy = "write the number without quotation marks"
         raise origin.make_error(problem, field=field, remedy=remedy) from None

@@ -31,7 +31,7 @@ from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import names as naming
 from safevla_bench.sources.logs import wrench
-from safevla_bench.text import escape_controls, suggest_names, warn_once
+from safevla_bench.text import escape_controls, explain_mismatch, suggest_names, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
@@ -251,7 +251,7 @@ def read_mapping(path: Path) -> LogMapping:
         try:
             mapping = msgspec.convert(tree, LogMapping)
         except msgspec.ValidationError as error:
-            raise _explain_mapping(str(error), tree) from None
+            raise _explain_mapping(error, tree) from None
         _require_same_parts(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         facts = mapping.episode, *mapping.trials
@@ -276,10 +276,10 @@ def read_mapping(path: Path) -> LogMapping:
     return mapping
 
 
-def _explain_mapping(text: str, tree: Mapping[str, Any]) -> RecordError:
-    """Return the error that a message of msgspec describes. The remedy lists the keys or values that are valid."""
-    problem, _, path = text.partition(" - at `$.")
-    path = path.rstrip("`")
+def _explain_mapping(error: ValueError, tree: Mapping[str, Any]) -> RecordError:
+    """Return the error that msgspec's error describes. The remedy lists the keys or values that are valid."""
+    problem, path = explain_mismatch(error)
+    path = path.removeprefix("$").removeprefix(".")
     kind: Any = inspect.type_info(LogMapping)
     for name in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
         kind = next((each for each in getattr(kind, "types", [kind]) if not isinstance(each, inspect.NoneType)), kind)
@@ -291,8 +291,8 @@ def _explain_mapping(text: str, tree: Mapping[str, Any]) -> RecordError:
             kind = next((field.type for field in getattr(kind, "fields", ()) if field.encode_name == name), None)
     names = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
     known = [str(name) for name in names if name not in _INTERNAL]
-    wrong = re.search(r"(?:unknown field|enum value) [`'](.*)[`']", problem)
-    listed = suggest_names(wrong[1] if wrong else "", known, "known here") if known else ""
+    wrong = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
+    listed = suggest_names(wrong[1] or wrong[2] if wrong else "", known, "known here") if known else ""
     remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
     return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_spell_table(path, tree) or None))
 
