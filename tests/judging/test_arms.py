@@ -25,7 +25,7 @@ from safevla_bench.training.labels import label_records
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import iterate_records
 
-TREES = make(3107, 150, (0.05, 0.02, 0.1))
+TREES = make(3107, 60, (0.05, 0.02, 0.1))
 FURTHER = ("events", "handling", "impulse")
 
 
@@ -203,7 +203,7 @@ def test_two_grips_on_a_rigid_body_move_relative_to_each_other_only_if_it_slips_
 def test_a_monitor_says_after_the_last_record_what_the_scores_say(library: str) -> None:
     rules = load_ruleset(library, missing="deactivate")
     monitor = Monitor(rules, tiers=("safe", "diagnostic"))
-    for tree in TREES[:40]:
+    for tree in TREES[:12]:
         batch = read(add_arm(tree, 8))
         first, *rest = iterate_records(batch)
         standings = [monitor.start(first), *map(monitor.observe, rest)]
