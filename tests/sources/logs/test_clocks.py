@@ -125,3 +125,10 @@ def test_stamps_that_are_no_seconds_by_the_log_are_a_warning():
     log = EPOCH_NS + 50 * MS * np.arange(10)
     _, problems = place({"eef": stamps("/eef", log, 10**9 + 50_000 * MS * np.arange(10))})
     assert "1e+03 times" in problems[0]
+
+
+def test_a_single_stamp_gives_no_step_by_which_zero_would_be_a_stamp():
+    clock = stamps("/eef", EPOCH_NS + 50 * MS * np.arange(3), [0, 50 * MS, 0])
+    assert not find_placeless(clock).any()
+    times, _ = place({"eef": clock})
+    assert len(times["eef"].time_ns) == 3
