@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from safevla_bench.compare import sample_size
-from safevla_bench.compare.sample_size import paired_power
+from safevla_bench.compare.sample_size import flip_power, paired_power
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import exact_interval, rate_power, rate_sample_size
 from safevla_bench.statistics.significance import flip_task_means, mcnemar_mid_p
@@ -126,3 +126,12 @@ def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(ra
 def test_a_limit_that_is_not_a_share_is_refused(wrong):
     with pytest.raises(SafevlaError):
         rate_sample_size(0.5, wrong)
+
+
+def test_the_power_over_up_to_twelve_tasks_is_simulated_and_over_more_that_of_a_t_test():
+    arguments = {"episodes": 10, "difference": 0.1, "variance": 0.4, "spread": 0.05}
+    trials = 2000 * flip_power(**arguments, tasks=12)
+    assert trials == round(trials)
+    deviation = np.sqrt(100 * 0.05**2 + 10 * 0.4)
+    of_t = stats.nct(12, 10 * 0.1 / deviation * np.sqrt(13)).sf(stats.t(12).ppf(0.975))
+    assert flip_power(**arguments, tasks=13) == pytest.approx(of_t, abs=1e-9)

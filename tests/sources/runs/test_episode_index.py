@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -225,3 +226,21 @@ def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
     assert same_bits(selected.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
     assert same_bits(selected.read_episodes([2]), EPISODES[5])
     assert len(index) == 7
+
+
+def test_host_specific_fields_count_when_batches_are_merged_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(episode_index, "CHUNK_BYTES", 50_000)
+    batches = [episode(4, episode_id=f"e{k}") for k in range(4)]
+    large = [replace(batch, extra=({"header": {"note": "x" * 60_000}},)) for batch in batches]
+    assert [len(batch) for batch in episode_index.merge_batches(batches)] == [4]
+    assert [len(batch) for batch in episode_index.merge_batches(large)] == [1] * 4
+    path = tmp_path / "a.jsonl"
+    for batch in large:
+        archive.append_episodes(path, batch)
+    monkeypatch.setattr(episode_index, "KEPT_BYTES", 100_000)
+    assert episode_index.scan([path]).kept is None
+
+
+def test_the_limit_on_facts_is_enough_for_250_000_episodes_of_a_suite():
+    notes = episode_index.scan([DEMO]).notes
+    assert 2_000 < episode_index._memory(list(notes)) / len(notes) < 6_000
