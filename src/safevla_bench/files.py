@@ -21,7 +21,7 @@ from safevla_bench.errors import FileError, Place, RecordError
 from safevla_bench.memory import SETTING, limit_memory, read_budget
 
 T = TypeVar("T")
-_BEGUN = ".partial"
+_PARTIAL_SUFFIX = ".partial"
 MAX_DOCUMENT_BYTES = 1 << 26  # limit for documents that are read whole; the run.json of 400,000 episodes reaches it
 
 
@@ -36,14 +36,14 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     _require_regular(path.stat(), path)
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     _require_regular(os.fstat(stream.fileno()), path)  # the file may have been replaced before it was opened
-    if stream.peek(len(_POINTER)).startswith(_POINTER):
+    if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
         stream.close()
         remedy = "Fetch the content: git lfs pull, or download the file itself."
         raise RecordError("this is a Git LFS pointer, not the file", remedy=remedy, place=Place(file=str(path)))
     return stream
 
 
-_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def _require_regular(status: os.stat_result, path: Path) -> None:
@@ -108,20 +108,21 @@ def read_text(path: Path) -> str:
     return read_input(path).decode("utf-8")
 
 
-_NAME = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
-_TEXTS = r"""\"{3}(?s:[^\\]|\\.)*?(?:\"{3}|\Z)|'{3}(?s:.)*?(?:'{3}|\Z)|\#[^\n]*+"""
-_KEY = re.compile(rf"{_TEXTS}|(?P<key>{_NAME}(?:[ \t]*+\.[ \t]*+{_NAME})*+)")
-_MOST_PARTS = 16
+_KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_STRINGS_AND_COMMENTS = r"""\"{3}(?s:[^\\]|\\.)*?(?:\"{3}|\Z)|'{3}(?s:.)*?(?:'{3}|\Z)|\#[^\n]*+"""
+_KEY = re.compile(rf"{_STRINGS_AND_COMMENTS}|(?P<key>{_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART})*+)")
+_MAX_PARTS = 16
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
     `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of that number.
     """
-    for key in _KEY.finditer(text) if text.count(".") >= _MOST_PARTS else ():
-        if (key["key"] or "").count(".") >= _MOST_PARTS and len(re.findall(_NAME, key["key"])) > _MOST_PARTS:
-            line = text.count("\n", 0, key.start()) + 1
-            raise tomllib.TOMLDecodeError(f"a key has more than {_MOST_PARTS} parts (at line {line})")
+    # A match of a string of several lines or of a comment has no group `key`; its dots do not count.
+    for match in _KEY.finditer(text) if text.count(".") >= _MAX_PARTS else ():
+        if (match["key"] or "").count(".") >= _MAX_PARTS and len(re.findall(_KEY_PART, match["key"])) > _MAX_PARTS:
+            line = text.count("\n", 0, match.start()) + 1
+            raise tomllib.TOMLDecodeError(f"a key has more than {_MAX_PARTS} parts (at line {line})")
     return tomllib.loads(text)
 
 
@@ -142,10 +143,10 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
             with path.open("wb") as stream:
                 yield stream
             return
-        with _temporary_path(path) as beside:
-            with _synced_file(beside) as stream:
+        with _temporary_path(path) as temporary:
+            with _synced_file(temporary) as stream:
                 yield stream
-            beside.replace(path)
+            temporary.replace(path)
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
@@ -154,20 +155,20 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
     other new files are renamed into place. So `chief` always exists, and no other file contradicts it. Raises
     `FileError` if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
     """
-    with ExitStack() as staged:
-        ready: dict[Path, Path] = {}
+    with ExitStack() as stack:
+        temporaries: dict[Path, Path] = {}
         for path in (folder / name for name in sorted(contents, key=lambda name: name != chief)):
             content = contents[path.relative_to(folder).as_posix()]
             with translated_errors(path):
-                ready[path] = staged.enter_context(_temporary_path(path))
-                with _synced_file(ready[path]) as stream:
+                temporaries[path] = stack.enter_context(_temporary_path(path))
+                with _synced_file(temporaries[path]) as stream:
                     stream.write(content.encode() if isinstance(content, str) else content)
-        for path in list(ready)[1:]:
+        for path in list(temporaries)[1:]:  # all but `chief`, which was sorted first
             with translated_errors(path):
                 path.unlink(missing_ok=True)
-        for path, beside in ready.items():
+        for path, temporary in temporaries.items():
             with translated_errors(path):
-                beside.replace(path)
+                temporary.replace(path)
 
 
 @contextmanager
@@ -181,7 +182,7 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    temporary = path.parent / f".{path.name}.{os.getpid()}{_BEGUN}"
+    temporary = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
         yield temporary
     finally:
@@ -191,25 +192,25 @@ def _temporary_path(path: Path) -> Iterator[Path]:
 
 def is_leftover(path: Path) -> bool:
     """Return whether a file was left by an interrupted write: its name is hidden and ends in `.partial`."""
-    return path.name.startswith(".") and path.name.endswith(_BEGUN)
+    return path.name.startswith(".") and path.name.endswith(_PARTIAL_SUFFIX)
 
 
 def append_bytes(path: Path, content: bytes) -> None:
     """Append to a file, and create it if missing. On failure, restore the file's length and raise `FileError`."""
     with translated_errors(path), path.open("ab", buffering=0) as stream:
-        size = os.fstat(stream.fileno()).st_size
+        old_size = os.fstat(stream.fileno()).st_size
         try:
             write_all(stream.fileno(), content)
         except BaseException:  # Ctrl-C, too, must leave no partial data
-            os.ftruncate(stream.fileno(), size)
+            os.ftruncate(stream.fileno(), old_size)
             raise
 
 
 def write_all(descriptor: int, content: bytes) -> None:
     """Write every byte to a file descriptor, in as many writes as needed. `OSError` propagates."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def own_path(folder: Path, *names: str) -> Path:

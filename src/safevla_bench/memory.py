@@ -48,40 +48,41 @@ class _DataLimit:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers = 0
-        self._former: tuple[int, int] | None = None
+        self._former_limits: tuple[int, int] | None = None
 
     def enter(self) -> None:
-        budget = read_budget()
+        budget_bytes = read_budget()
         with self._lock:
             self._readers += 1
             if self._readers == 1 and is_enforced():
-                self._lower(budget)
+                self._lower(budget_bytes)
 
     def leave(self) -> None:
         with self._lock:
             self._readers -= 1
-            if self._readers == 0 and self._former is not None:
+            if self._readers == 0 and self._former_limits is not None:
                 import resource
 
-                resource.setrlimit(resource.RLIMIT_DATA, self._former)
-                self._former = None
+                resource.setrlimit(resource.RLIMIT_DATA, self._former_limits)
+                self._former_limits = None
 
-    def _lower(self, budget: int) -> None:
+    def _lower(self, budget_bytes: int) -> None:
         import resource
 
         if (pyarrow := sys.modules.get("pyarrow")) is not None:
             pyarrow.allocate_buffer(1)  # pyarrow's allocator reserves 1 GiB on first use
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
+        # fields 1, 2 and 5 of statm are in pages; these are bytes
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use: pyarrow reserves 1 GiB.
         # If the limit were the reserved memory plus the budget, a reader could fill the unused reserve, too.
         # So the limit is the used (resident) memory plus the budget, unless the process has reserved very much.
-        limit = max(resident - shared + budget, data + budget // 2)
+        new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if not any(bound != resource.RLIM_INFINITY and bound <= limit for bound in (soft, hard)):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-            self._former = soft, hard
+        if not any(existing != resource.RLIM_INFINITY and existing <= new_limit for existing in (soft, hard)):
+            resource.setrlimit(resource.RLIMIT_DATA, (new_limit, hard))
+            self._former_limits = soft, hard
 
 
 _LIMIT = _DataLimit()
@@ -98,7 +99,7 @@ def limit_memory(file: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_exhaustion(error):
+        if not _is_out_of_memory(error):
             raise
         error.__traceback__ = None  # else its frames keep the file's data in memory as long as the new error exists
         raise memory_error(file) from None
@@ -106,7 +107,7 @@ def limit_memory(file: object) -> Iterator[None]:
         _LIMIT.leave()
 
 
-def _is_exhaustion(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread."""
     match error:
         case MemoryError():  # includes NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`

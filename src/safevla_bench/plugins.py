@@ -63,8 +63,8 @@ def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[Safevla
     """Raise `error` if an argument is named like a secret, or its value is a secret or a URL with a user or a query."""
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
-            inside = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
-            problem = f"{owner} has the argument {name!r}{inside}, but all arguments are written into the run"
+            detail = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
+            problem = f"{owner} has the argument {name!r}{detail}, but all arguments are written into the run"
             raise error(problem, remedy="Pass the secret in an environment variable, or pass a file that contains it.")
 
 
@@ -77,9 +77,9 @@ def install_command(extra: str) -> str:
     except (PackageNotFoundError, ValueError):
         origin = {}
     url = origin.get("url", "") if isinstance(origin, dict) else ""
-    if git := origin.get("vcs_info") if url else None:
-        at = f"@{git['requested_revision']}" if "requested_revision" in git else ""
-        return f"pip install 'safevla-bench[{extra}] @ git+{url}{at}'"
+    if vcs_info := origin.get("vcs_info") if url else None:
+        revision = f"@{vcs_info['requested_revision']}" if "requested_revision" in vcs_info else ""
+        return f"pip install 'safevla-bench[{extra}] @ git+{url}{revision}'"
     if not url.startswith("file://"):
         return f"pip install 'safevla-bench[{extra}]'"
     path = shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
@@ -130,12 +130,12 @@ class PluginGroup:
         """
         entry = self.find_entry(name, arguments)
 
-        def make() -> Any:
+        def load_and_call() -> Any:
             factory: Callable[..., object] = entry.load()
             self._check_arguments(name, factory, arguments, len(positional))
             return factory(*positional, **arguments)
 
-        return self._guard_plugin(entry, make)
+        return self._guard_plugin(entry, load_and_call)
 
     def _guard_plugin(self, entry: EntryPoint, action: Callable[[], Any]) -> Any:
         try:
@@ -149,11 +149,11 @@ class PluginGroup:
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error
 
     def _check_arguments(
-        self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
+        self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional_count: int
     ) -> None:
         if not arguments:
             return
-        parameters = list(inspect.signature(factory).parameters.values())[positional:]
+        parameters = list(inspect.signature(factory).parameters.values())[positional_count:]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
         accepted = [parameter.name for parameter in parameters]

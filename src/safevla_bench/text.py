@@ -50,10 +50,11 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
         return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
-    units = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
-    integer, part = divmod(units, 10**digits)
-    sign = "-" if exact < 0 and units else ""
-    return f"{sign}{integer}.{part:0{digits}d}" if digits else f"{sign}{integer}"
+    # the rounded number in units of its last decimal place
+    last_places = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
+    integer, decimals = divmod(last_places, 10**digits)
+    sign = "-" if exact < 0 and last_places else ""
+    return f"{sign}{integer}.{decimals:0{digits}d}" if digits else f"{sign}{integer}"
 
 
 def join_lines(text: str) -> str:
@@ -62,7 +63,7 @@ def join_lines(text: str) -> str:
     >>> join_lines("no such file\n  Name another.")
     'no such file. Name another.'
     """
-    return re.sub(r"([.:;]?)\n\s*", lambda end: f"{end[1] or '.'} ", text)
+    return re.sub(r"([.:;]?)\n\s*", lambda line_end: f"{line_end[1] or '.'} ", text)
 
 
 def format_percent(count: int, n: int, digits: int = 1) -> str:
@@ -101,14 +102,14 @@ def format_against_limit(value: float, limit: float) -> str:
     return repr(value)
 
 
-_DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
+_UNIT_SYMBOLS = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
     """Return a unit's symbol and the factor for its values. Meters become mm (times 1000) for a `limit` below 0.1 m."""
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
-    return _DISPLAY.get(unit, unit), 1
+    return _UNIT_SYMBOLS.get(unit, unit), 1
 
 
 def append_unit(text: str, unit: str) -> str:
@@ -129,7 +130,7 @@ def format_amount(
 # Names
 
 
-_NAMES = re.compile(
+_SECRET_NAME = re.compile(
     r"(passw(or)?ds?|pass(code|key|phrase)|secrets?|token|credentials?"
     r"|(access|account|api|auth|client|deploy|encryption|hf|hmac|license|master|openai|private|secret|session|shared"
     r"|signing|ssh|storage|subscription|wandb)[_.-]*keys?"
@@ -141,7 +142,7 @@ _NAMES = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Return whether an argument of this name holds a secret: `api_key`, `hf_token`, `password`; not `key_file`."""
-    return _NAMES.search(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
 MAX_CHARACTERS = 160
@@ -161,15 +162,15 @@ def break_log_commands(text: str) -> str:
     return _LOG_COMMANDS.sub(r"\g<0> ", text)
 
 
-_UNSEEN_IN_JSON = re.compile(r"[^\n -~]")
+_NOT_PRINTABLE_ASCII = re.compile(r"[^\n -~]")
 
 
 def escape_json(content: bytes) -> bytes:
     r"""Return equivalent JSON in which every invisible character is escaped as `\uXXXX`."""
     if content.isascii() and b"\x7f" not in content:
         return content
-    return _UNSEEN_IN_JSON.sub(
-        lambda c: c[0] if is_visible(c[0]) else json.dumps(c[0])[1:-1], content.decode()
+    return _NOT_PRINTABLE_ASCII.sub(
+        lambda match: match[0] if is_visible(match[0]) else json.dumps(match[0])[1:-1], content.decode()
     ).encode()
 
 
@@ -181,6 +182,7 @@ def load_json(content: bytes | str, **options: Any) -> Any:
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
     try:
+        # only an escaped surrogate can be a lone one; encoding it to UTF-8 fails
         json.dumps(document if _SURROGATE.search(text) else None, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("a string holds half a surrogate pair") from None
@@ -192,8 +194,8 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {map_texts(name, change): map_texts(part, change) for name, part in value.items()}
-    return [map_texts(part, change) for part in value] if isinstance(value, list | tuple) else value
+        return {map_texts(name, change): map_texts(item, change) for name, item in value.items()}
+    return [map_texts(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 _LOOKALIKES = str.maketrans(  # Cyrillic and Greek letters and punctuation -> ASCII that looks the same
@@ -351,11 +353,11 @@ def html_table(
     >>> html_table(["policy"], [["<b>"]])
     '<table><thead><tr><th>policy</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
     """
-    title = _html_element("caption", caption) if caption else ""
-    head = "".join(_html_element("th", name) for name in heads)
-    body = "".join(f"<tr>{''.join(_html_element('td', text) for text in row)}</tr>" for row in rows)
-    below = "".join(_html_element("p", note) for note in notes if note)
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    caption_html = _html_element("caption", caption) if caption else ""
+    head_html = "".join(_html_element("th", name) for name in heads)
+    rows_html = "".join(f"<tr>{''.join(_html_element('td', text) for text in row)}</tr>" for row in rows)
+    notes_html = "".join(_html_element("p", note) for note in notes if note)
+    return f"<table>{caption_html}<thead><tr>{head_html}</tr></thead><tbody>{rows_html}</tbody></table>{notes_html}"
 
 
 def _html_element(tag: str, text: str) -> str:

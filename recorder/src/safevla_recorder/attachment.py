@@ -29,7 +29,7 @@ from safevla_recorder.version import __version__
 
 _log = get_logger(__name__)
 Layer = TypeVar("Layer")
-_INNER = ("_env", "env", "unwrapped")
+_INNER_ATTRIBUTES = ("_env", "env", "unwrapped")
 """Attributes in which wrappers, such as LeRobot's or gymnasium's, store the wrapped environment."""
 _MAX_LAYERS = 16
 
@@ -72,12 +72,13 @@ class RecordableEnv(ABC):
         it.
 
         Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or if
-        MuJoCo's count of unstable steps exceeds `self.unstable_steps`, its value when the start was set.
+        MuJoCo's count of unstable steps is no longer `self.unstable_steps`, its value when the start was set.
         """
 
     @property
     def is_recorded(self) -> bool:
         """True if another recording already uses this environment; a monitor is not a recording."""
+        # `subscribe_steps` gives its hook, the instance's own `step`, this attribute.
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
@@ -159,7 +160,7 @@ def episode_header(
 
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
-    """Return the poses of bodies in robosuite's environment: name -> position [3] in m, then quaternion [4] wxyz."""
+    """Return bodies' poses in their parents' frames in the model: name -> position [3] in m, quaternion [4] wxyz."""
     bodies = [(name, env.sim.model._model.body(name)) for name in names]
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
@@ -168,11 +169,11 @@ def read_simulation(env: object) -> dict[str, object]:
     """Return facts about robosuite's environment: whether it has an offscreen renderer, whether its resets are hard,
     and the kernels of NumPy's OpenBLAS. Unknown facts are left out.
     """
-    options = {
+    flags = {
         "offscreen_renderer": getattr(env, "has_offscreen_renderer", None),
         "hard_reset": getattr(env, "hard_reset", None),
     }
-    known: dict[str, object] = {name: value for name, value in options.items() if isinstance(value, bool)}
+    known: dict[str, object] = {name: value for name, value in flags.items() if isinstance(value, bool)}
     kernel = openblas_kernel()
     return known if kernel is None else {**known, "openblas_kernel": kernel}
 
@@ -182,15 +183,15 @@ def openblas_kernel() -> str | None:
     """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`; None unless
     NumPy comes from a wheel with OpenBLAS. The library may be OpenBLAS or scipy-openblas.
     """
-    package = Path(np.__file__).parent
-    for library in [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]:
+    numpy_folder = Path(np.__file__).parent
+    for library_path in [*numpy_folder.parent.glob("numpy.libs/*openblas*"), *numpy_folder.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
-            loaded = ctypes.CDLL(str(library))  # the instance that NumPy has already loaded
+            library = ctypes.CDLL(str(library_path))  # the instance that NumPy has already loaded
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
-                read = getattr(loaded, f"{prefix}openblas_get_corename{suffix}", None)
-                if read is not None:
-                    read.restype = ctypes.c_char_p
-                    return (read() or b"").decode("ascii", "replace") or None
+                get_core_name = getattr(library, f"{prefix}openblas_get_corename{suffix}", None)
+                if get_core_name is not None:
+                    get_core_name.restype = ctypes.c_char_p
+                    return (get_core_name() or b"").decode("ascii", "replace") or None
     return None
 
 
@@ -202,7 +203,8 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # the metadata of an editable install may name an old version
+            # The metadata of an editable install may name an old version, so this only checks that it is installed.
+            importlib.metadata.version(name)
             return {**versions, name: __version__}
     return versions
 
@@ -213,20 +215,20 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and the objects that it wraps, outermost first: objects of type `kind` or in attributes `_INNER`."""
+    """Yield `env` and the objects that it wraps, outermost first: those of type `kind`, or in `_INNER_ATTRIBUTES`."""
     seen: list[object] = []
-    waiting = [env]
-    while waiting and len(seen) < _MAX_LAYERS:
-        layer = waiting.pop(0)
+    to_visit = [env]
+    while to_visit and len(seen) < _MAX_LAYERS:
+        layer = to_visit.pop(0)
         if layer is None or any(layer is earlier for earlier in seen):
             continue
         seen.append(layer)
         yield layer
-        waiting += [_peek(layer, name) for name in _INNER]
-        waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
+        to_visit += [_read_attribute(layer, name) for name in _INNER_ATTRIBUTES]
+        to_visit += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
-def _peek(layer: object, name: str, absent: object = None) -> object:
+def _read_attribute(layer: object, name: str, absent: object = None) -> object:
     try:
         return getattr(layer, name, absent)
     except Exception:  # a property may raise any exception
@@ -236,13 +238,17 @@ def _peek(layer: object, name: str, absent: object = None) -> object:
 def is_unmade(env: object) -> bool:
     """Return whether `env` is a wrapper that makes its inner environment in the first reset, which has not run yet."""
     absent = object()
-    inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
-    return _peek(env, "reset") is not None and any(part is None for part in inner)
+    # An attribute that exists, but is None, is the place of an inner environment that is not made yet.
+    inner_values = (
+        _read_attribute(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER_ATTRIBUTES
+    )
+    return _read_attribute(env, "reset") is not None and any(value is None for value in inner_values)
 
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each instance of these classes or their subclasses that is made in the `with` block."""
+    # A hook passes the result of `__init__`, which is None, and then the new instance.
     hooks = [hook_call(kind, "__init__", after=lambda _, made, *__, **___: on_made(made)) for kind in kinds]
     try:
         yield
@@ -308,13 +314,14 @@ class _RunningEpisode:
     costs: list[object] = field(default_factory=list)
 
 
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+# Decorator of an `EpisodeCutter`'s methods: the method runs inside `guard`, so that it cannot disturb the user's loop.
+def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
-    def call(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
+    def call_guarded(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
         with self.guard():
             method(self, *args, **kwargs)
 
-    return call
+    return call_guarded
 
 
 class EpisodeCutter:
@@ -328,15 +335,15 @@ class EpisodeCutter:
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
-        self._is_over = False  # steps between an episode's end and the next reset belong to no episode
-        self._waited = 0
-        self._new_seed: int | None = None  # seed given since the last reset
+        self._awaits_reset = False  # True between an episode's end and the next reset: steps belong to no episode
+        self._settling_steps = 0  # number of steps since the reset that belong to no episode
+        self._pending_seed: int | None = None  # seed given since the last reset
         self._env_seed: int | None = None  # seed used by the last reset
         self._last_seed: int | None = None  # the last seed given at any time
-        self._resets = 0  # number of resets since the last seed was given
-        self._index: int | None = None
-        self._action: Action | None = None
-        self._warned: set[str] = set()
+        self._resets_since_seed = 0  # number of resets since the last seed was given
+        self._init_state_index: int | None = None
+        self._current_action: Action | None = None
+        self._warned_reasons: set[str] = set()
         self.lost = 0
         self.is_closed = False
         self.owner: object = None
@@ -348,11 +355,11 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the `with` block raises, discard the current episode with one warning; the user's loop continues."""
+        """If the `with` block raises, discard the current episode with one warning; only signals propagate."""
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
-            running, self._running, self._is_over = self._running, None, True
+            running, self._running, self._awaits_reset = self._running, None, True
             self.lost += 1
             reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
             if running is not None:
@@ -362,20 +369,20 @@ class EpisodeCutter:
                     self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
             if is_from_signal(error):
                 raise
-            if reason not in self._warned:
-                self._warned.add(reason)
+            if reason not in self._warned_reasons:
+                self._warned_reasons.add(reason)
                 with suppress(Exception):  # a log, or stderr, can be closed
                     _log.warning("an episode of %s is not recorded: %s", self._env.task.task_id, reason)
 
-    @_guarded
+    @_run_guarded
     def on_seed(self, seed: object) -> None:
         """Store the seed for the next reset only, and count resets from 0 again. Later resets continue the generator. A
         seed that is not an integer, such as None or an array, is recorded as unknown.
         """
-        self._new_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
-        self._resets = 0
+        self._pending_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
+        self._resets_since_seed = 0
 
-    @_guarded
+    @_run_guarded
     def on_interruption(self) -> None:
         """End the running episode, if any, before a reset, a new state or the close. The outcome is `stopped` if a
         horizon is given and fewer steps were made, else `timeout`.
@@ -388,68 +395,71 @@ class EpisodeCutter:
         else:
             self._end_episode("stopped", f"ended without success after {steps} of {horizon} steps")
 
-    @_guarded
+    @_run_guarded
     def stop(self, reason: str) -> None:
         """End the running episode, if any, as `stopped`, with `reason` in its row of the run's table."""
         if self._running is not None:
             self._end_episode("stopped", reason)
 
-    @_guarded
+    @_run_guarded
     def on_reset(self) -> None:
         """Count settling steps from 0 after a reset. Use the seed given since the last reset, and no initial state."""
-        self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
-        self._env_seed, self._new_seed = self._new_seed, None
-        self._resets += 1
+        self._awaits_reset, self._settling_steps, self._init_state_index, self._env.unstable_steps = False, 0, None, 0
+        self._env_seed, self._pending_seed = self._pending_seed, None
+        self._resets_since_seed += 1
 
-    @_guarded
+    @_run_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
         """Count settling steps from 0 after a state was set. Store its index (None = unknown), and keep the seed."""
-        self._is_over, self._waited, self._index = False, 0, init_state_index
+        self._awaits_reset, self._settling_steps, self._init_state_index = False, 0, init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
-    @_guarded
+    @_run_guarded
     def before_step(self, action: object) -> None:
         """Before a step, take record 0 if settling is over and no episode runs, and end the episode as `invalid_action`
         if the action is unusable. Does nothing between an episode's end and the next reset or new state. The episode is
         lost if a settling step moves the arm, or the model cannot be recorded.
         """
-        if self._is_over:
+        if self._awaits_reset:
             return
+        # A built-in value, such as a list, is accepted, and so is anything with a dtype: an array or a tensor.
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
             raise TypeError(f"the action has the type {type(action).__name__}; pass an array")
         if np.iscomplexobj(np.asarray(action)):
             raise TypeError("the action has complex numbers")
-        numbers = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
-        if self._waited < self._rules.wait_steps:
-            self._require_still(numbers)
+        action_copy = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
+        if self._settling_steps < self._rules.wait_steps:
+            self._require_still(action_copy)
             return
         if self._running is None:
-            self._begin_episode(numbers)
-        if self._running is None:
+            self._begin_episode(action_copy)
+        if self._running is None:  # the model cannot be recorded
             return
-        size = self._env.action_size
-        if numbers.shape != (size,):
-            self._end_episode("invalid_action", f"an action of shape {numbers.shape}; it takes {size} numbers")
-        elif not np.isfinite(numbers).all():
-            self._end_episode("invalid_action", f"the action {numbers.tolist()} is not finite")
-        self._action = numbers
+        action_size = self._env.action_size
+        if action_copy.shape != (action_size,):
+            self._end_episode(
+                "invalid_action", f"an action of shape {action_copy.shape}; it takes {action_size} numbers"
+            )
+        elif not np.isfinite(action_copy).all():
+            self._end_episode("invalid_action", f"the action {action_copy.tolist()} is not finite")
+        self._current_action = action_copy
 
-    @_guarded
+    @_run_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
         """Count a finished step as settling, or record it with its `cost` in a form that `add_costs` accepts. Success
         or the horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
-        if self._is_over:
+        if self._awaits_reset:
             return
         running = self._running
         if running is None:
-            self._waited += 1
+            self._settling_steps += 1
             return
-        assert self._action is not None
+        assert self._current_action is not None
         try:
-            running.recorder.record_step(self._action)
+            running.recorder.record_step(self._current_action)
         except SafevlaError as error:  # the simulation diverged; the loop continues without this episode
-            self._crash_episode(str(error))
+            self._end_as_crashed(str(error))
             return
         running.steps += 1
         running.costs.append(copy.copy(cost))
@@ -458,22 +468,27 @@ class EpisodeCutter:
         elif running.steps == self._rules.horizon:
             self._end_episode("timeout")
 
-    @_guarded
+    @_run_guarded
     def on_error(self, error: BaseException) -> None:
         """End the running episode, if any: for an `Exception` as `crashed` with the traceback, else as `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
-            self._crash_episode("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+            self._end_as_crashed("".join(traceback.format_exception(type(error), error, error.__traceback__)))
         else:
             self.stop(f"interrupted by {type(error).__name__}")
 
     def _require_still(self, action: Action) -> None:
         if self._env.is_still(action):
             return
-        number, announced = self._waited + 1, self._rules.wait_steps
-        problem = f"step {number} after the reset moves the arm, but the first {announced} should be settling steps"
-        remedy = f"Pass record(..., wait_steps={self._waited}), or your loop's number of settling steps after a reset."
+        step_number, settling_steps = self._settling_steps + 1, self._rules.wait_steps
+        problem = (
+            f"step {step_number} after the reset moves the arm, but the first {settling_steps} should be settling steps"
+        )
+        remedy = (
+            f"Pass record(..., wait_steps={self._settling_steps}), "
+            "or your loop's number of settling steps after a reset."
+        )
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
@@ -484,27 +499,29 @@ class EpisodeCutter:
         try:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
-            self._is_over = True
-            self._report_crash(self._begin_row(), 0, str(error))
+            self._awaits_reset = True
+            self._keep_crashed_row(self._begin_row(), 0, str(error))
             return
-        is_free = self._env_seed is None or self._index is None or self._env.has_soft_resets
-        fixtures = self._env.fixture_poses() if is_free else {}
-        earlier_seed = {}
-        if self._env_seed is None and self._last_seed is not None and self._resets:
-            earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
+        # True if seed and initial state do not determine where fixtures are.
+        is_start_open = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
+        fixtures = self._env.fixture_poses() if is_start_open else {}
+        earlier_seed = {}  # `earlier_resets` leaves out this episode's own reset
+        if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
+            earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
         self._env_seed = None  # an episode that starts later without a reset does not have this seed
 
     def _begin_row(self) -> EpisodeRow:
-        task, rules, number = self._env.task, self._rules, self._next_number()
-        place = "" if rules.worker is None else f"worker_{rules.worker}/"
+        # The row of a new episode; its outcome and steps are filled in when it ends.
+        task, rules, episode_number = self._env.task, self._rules, self._next_number()
+        worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(
-            episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{number:03d}",
+            episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{worker_folder}ep_{episode_number:03d}",
             policy=rules.policy,
             benchmark=task.benchmark,
             task_id=task.task_id,
-            episode=number,
-            init_state_index=self._index,
+            episode=episode_number,
+            init_state_index=self._init_state_index,
             env_seed=self._env_seed,
             seed=rules.seed,
             policy_seed=None,
@@ -514,7 +531,7 @@ class EpisodeCutter:
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        running = self._detach_recorder()
+        running = self._pop_running_episode()
         try:
             content = episode.encode_episode(self._build_recording(running, outcome))
         except (SafevlaError, ValueError) as error:  # ValueError: UTF-8 cannot encode a text
@@ -533,29 +550,30 @@ class EpisodeCutter:
         }
         recording = episode.add_costs(recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
-        marks = {
+        loop_fields = {
             episode.FIXTURES: running.fixtures,
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
-        for name, value in fields.items():
+        # Fields without content are left out.
+        host_fields = {**self._env.header_fields(), **{name: value for name, value in loop_fields.items() if value}}
+        for name, value in host_fields.items():
             recording = replace(recording, extra=episode.add_header_field(recording.extra, name, value))
         return recording
 
-    def _crash_episode(self, reason: str) -> None:
-        running = self._detach_recorder()
-        self._report_crash(running.row, running.steps, reason)
+    def _end_as_crashed(self, reason: str) -> None:
+        running = self._pop_running_episode()
+        self._keep_crashed_row(running.row, running.steps, reason)
 
-    def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # false for an exception group
-        shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
-        _log.warning("%s crashed: %s", row.episode_id, shown)
+    def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
+        is_traceback = "Traceback (most recent call last)" in reason  # else a sentence of this package
+        log_reason = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
+        _log.warning("%s crashed: %s", row.episode_id, log_reason)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)
 
-    def _detach_recorder(self) -> _RunningEpisode:
+    def _pop_running_episode(self) -> _RunningEpisode:
         assert self._running is not None
-        running, self._running, self._is_over = self._running, None, True
+        running, self._running, self._awaits_reset = self._running, None, True
         running.detach()
         return running

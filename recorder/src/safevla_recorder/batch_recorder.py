@@ -40,9 +40,10 @@ _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4] wxyz, in each world's frame; None = only positions."""
 _READINGS, _ACTION = "readings", "action"
-_PART_PLACES, _PART_TURNS = "part_pos", "part_quat"
+_PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
-_SUMS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
+# Readings that are accumulated over the substeps of a control step.
+_SUBSTEP_READINGS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
 class BatchRecorder:
@@ -60,21 +61,24 @@ class BatchRecorder:
             raise HostError(problem, remedy=f'Give the SceneMap forces=("{NET_FORCE}",).')
         self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
-        self._running = np.zeros(num_envs, dtype=np.bool_)
+        self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # first row of each world's episode
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
+        # Drops all records and sizes; `samples` are arrays that decide the device of the next records.
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = ReadingTables(self._arrays, self.num_envs)
-        self._bodies: dict[str, bool] = {}
-        self._subgoals: tuple[str, ...] = ()
-        self._sizes: dict[str, int] = {}  # size of each reading in a row, in the row's order
+        self._has_quat: dict[str, bool] = {}  # for each body with a pose, whether it has an orientation
+        self._subgoal_names: tuple[str, ...] = ()
+        self._reading_sizes: dict[str, int] = {}  # size of each reading in a row, in the row's order
         self._action_size: int | None = None
         self._substeps = 0
-        self._sums: dict[str, Array] = {}  # peaks, sums and last values in the current control step
+        self._accumulated: dict[str, Array] = {}  # peaks, sums and last values in the current control step
         # For how many substeps each pair must be apart before it counts, in all and from now on, [N, K].
-        self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2))
+        self._substeps_needed, self._substeps_left = (
+            self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2)
+        )
 
     def begin(
         self,
@@ -111,26 +115,28 @@ class BatchRecorder:
         worlds = self._read_worlds(env_ids)
         if not worlds:
             return
-        self._running[worlds] = False
-        if not self._running.any():
-            readings = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
-            self._restart([values for group in readings for values in group])
+        self._is_running[worlds] = False
+        if not self._is_running.any():
+            sample_groups = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
+            self._restart([values for group in sample_groups for values in group])
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
-        rows, arrays = self._read_poses(Reading(poses, eef, state, parts, subgoals)), self._arrays
+        readings, arrays = self._collect_readings(Reading(poses, eef, state, parts, subgoals)), self._arrays
         norms = self._read_norms(net_force_n)
         if norms is not None:
-            apart, touching = map(arrays.share, self._pairs.needed_substeps)
-            self._needed[worlds] = self._left[worlds] = arrays.xp.where(norms > 0, touching, apart)[worlds]
-            counted = norms * (self._needed == 0)
-            rows.update({PEAK: counted, SUM: counted, NOW: norms})
+            needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
+            self._substeps_needed[worlds] = self._substeps_left[worlds] = arrays.xp.where(
+                norms > 0, needed_if_touching, needed_if_apart
+            )[worlds]
+            counted_norms = norms * (self._substeps_needed == 0)
+            readings.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
         if torques_nm is not None:
             torques = arrays.read("the torques", torques_nm, None)
-            rows.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
-        self._timeline.write(_READINGS, self._lay_out(rows)[worlds], worlds)
-        self._clear_sums()
-        self._running[worlds], self._first_row[worlds] = True, self._timeline.last
+            readings.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
+        self._timeline.write(_READINGS, self._join_readings(readings)[worlds], worlds)
+        self._clear_accumulated()
+        self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
         """Take the readings of the substep that has just ended in all worlds: the net forces of the pairs, as for
@@ -140,19 +146,22 @@ class BatchRecorder:
         difference, all worlds must begin again.
         """
         running = self._require_running()
-        self._running = np.zeros_like(running)  # no world runs unless this substep succeeds
-        norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
-        check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
+        self._is_running = np.zeros_like(running)  # no world runs unless this substep succeeds
+        norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
+        check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._reading_sizes})
         if torques_nm is not None:
-            torques = self._arrays.read("the torques", torques_nm, self._sizes[_TORQUES]) + 0.0
-            sums.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(sums[_TORQUE_PEAK], abs(torques))})
+            torques = self._arrays.read("the torques", torques_nm, self._reading_sizes[_TORQUES]) + 0.0  # a copy
+            accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            rests = (norms > 0) & (self._left > 0)
-            self._left = xp.where(rests, self._needed, (self._left - 1).clip(0))
-            counted = norms * (self._left == 0)  # see `ContactFilter`
-            sums.update({PEAK: xp.maximum(sums[PEAK], counted), SUM: sums[SUM] + counted, NOW: norms})
+            # A resting pair that touches again must be apart for all its substeps again.
+            is_still_resting = (norms > 0) & (self._substeps_left > 0)
+            self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
+            counted_norms = norms * (self._substeps_left == 0)  # see `ContactFilter`
+            accumulated.update(
+                {PEAK: xp.maximum(accumulated[PEAK], counted_norms), SUM: accumulated[SUM] + counted_norms, NOW: norms}
+            )
         self._substeps += 1
-        self._running = running
+        self._is_running = running
 
     def step(
         self,
@@ -175,88 +184,101 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._lay_out({**self._read_poses(Reading(poses, eef, state, parts, subgoals)), **self._sums})
-        taken = self._arrays.read("the action", action, self._action_size)
-        ended = self._read_mask("done", done)
-        self._action_size = int(taken.shape[1])
-        self._timeline.advance(int(self._first_row[self._running].min()))
+        readings = self._join_readings(
+            {**self._collect_readings(Reading(poses, eef, state, parts, subgoals)), **self._accumulated}
+        )
+        actions = self._arrays.read("the action", action, self._action_size)
+        is_done = self._read_mask("done", done)
+        self._action_size = int(actions.shape[1])
+        self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_READINGS, readings)
-        self._timeline.write(_ACTION, taken)
-        self._clear_sums()
-        return self.end(ended)
+        self._timeline.write(_ACTION, actions)
+        self._clear_accumulated()
+        return self.end(is_done)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
         """End the episodes of worlds (numbers, or a mask [N]; None = all), and return them in the order of worlds."""
-        worlds = [world for world in self._read_worlds(env_ids) if self._running[world]]
-        self._running[worlds] = False
+        worlds = [world for world in self._read_worlds(env_ids) if self._is_running[world]]
+        self._is_running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
 
     def _copy_episode(self, world: int) -> EndedEpisode:
+        # The table `_READINGS` has all readings side by side in a row; here they are split.
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
-        ends = np.cumsum(list(self._sizes.values()))[:-1]
-        readings = dict(zip(self._sizes, np.split(tables.pop(_READINGS), ends, axis=1)))
-        return EndedEpisode(world, self._scene, self._pairs, {**readings, **tables}, self._bodies, self._subgoals)
+        boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
+        readings = dict(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
+        return EndedEpisode(
+            world, self._scene, self._pairs, {**readings, **tables}, self._has_quat, self._subgoal_names
+        )
 
     def _require_running(self) -> Bools:
-        if not self._running.any():
+        if not self._is_running.any():
             raise HostError("no world has begun", remedy="Call begin after settling, and after a refused substep.")
-        return self._running
+        return self._is_running
 
-    def _clear_sums(self) -> None:
-        zeros, sizes = self._arrays.make_zeros, self._sizes
-        self._sums = {name: zeros((self.num_envs, sizes[name])) for name in _SUMS if name in sizes}
+    def _clear_accumulated(self) -> None:
+        zeros, sizes = self._arrays.make_zeros, self._reading_sizes
+        self._accumulated = {name: zeros((self.num_envs, sizes[name])) for name in _SUBSTEP_READINGS if name in sizes}
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
-        pairs = self._pairs.count
-        if (net_force_n is None) != (pairs == 0):
-            problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are passed"
+        # Norms [N, K] of the forces of the declared pairs; None if no pair is declared.
+        pair_count = self._pairs.count
+        if (net_force_n is None) != (pair_count == 0):
+            problem = (
+                f"{pair_count} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are passed"
+            )
             raise HostError(problem, remedy="Declare the pairs whose net forces you pass, and pass them each time.")
-        return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
+        return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
-    def _read_poses(self, reading: Reading) -> dict[str, Array]:
+    def _collect_readings(self, reading: Reading) -> dict[str, Array]:
         poses, eef, state, parts, subgoals = reading
         self._scene.require_parts(len(parts))
-        bodies = {name: quat is not None for name, (_, quat) in poses.items()}
-        unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))
+        has_quat = {name: quat is not None for name, (_, quat) in poses.items()}
+        unknown = sorted(set(has_quat) - set(self._pairs.geoms.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
         goals = dict(subgoals or {})
-        if self._sizes:
-            check_families(bodies, self._bodies)
-            check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoals, 1))
-        self._subgoals = self._subgoals or tuple(goals)
-        self._bodies = self._bodies or bodies
+        if self._reading_sizes:
+            check_families(has_quat, self._has_quat)
+            # The values 1 are arbitrary: only the names are compared.
+            check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
+        self._subgoal_names = self._subgoal_names or tuple(goals)
+        self._has_quat = self._has_quat or has_quat
         read, xp = self._arrays.read, self._arrays.xp
-        places = [read(f"the position of {name}", poses[name][0], 3) for name in self._bodies]
-        turns = [read(f"the orientation of {name}", poses[name][1], 4) for name, told in self._bodies.items() if told]
-        placed = [read(f"the position of part {k}", place, 3) for k, (place, _) in enumerate(parts)]
-        turned = [read(f"the orientation of part {k}", turn, 4) for k, (_, turn) in enumerate(parts)]
-        holds = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoals]
+        body_positions = [read(f"the position of {name}", poses[name][0], 3) for name in self._has_quat]
+        body_quats = [
+            read(f"the orientation of {name}", poses[name][1], 4)
+            for name, is_given in self._has_quat.items()
+            if is_given
+        ]
+        part_positions = [read(f"the position of part {k}", position, 3) for k, (position, _) in enumerate(parts)]
+        part_quats = [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)]
+        goal_columns = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoal_names]
         if isinstance(eef, Mapping):
             remedy = "Record such worlds one by one: EpisodeRecorder(scene, arms=...)."
             raise HostError("a batch recorder records one arm, but poses of several are given", remedy=remedy)
-        hand, turn = eef or (None, None)
-        rows = {
-            SUBGOALS: xp.stack(holds, 1) if holds else None,
-            _PART_PLACES: xp.concatenate(placed, 1) if placed else None,
-            _PART_TURNS: xp.concatenate(turned, 1) if turned else None,
-            "body_pos_m": xp.concatenate(places, 1) if places else None,
-            "body_quat_wxyz": xp.concatenate(turns, 1) if turns else None,
-            "eef_pos_m": None if hand is None else read("the position of the end effector", hand, 3),
-            "eef_quat_wxyz": None if turn is None else read("the orientation of the end effector", turn, 4),
+        eef_position, eef_quat = eef or (None, None)
+        readings = {
+            SUBGOALS: xp.stack(goal_columns, 1) if goal_columns else None,
+            _PART_POSITIONS: xp.concatenate(part_positions, 1) if part_positions else None,
+            _PART_QUATERNIONS: xp.concatenate(part_quats, 1) if part_quats else None,
+            "body_pos_m": xp.concatenate(body_positions, 1) if body_positions else None,
+            "body_quat_wxyz": xp.concatenate(body_quats, 1) if body_quats else None,
+            "eef_pos_m": None if eef_position is None else read("the position of the end effector", eef_position, 3),
+            "eef_quat_wxyz": None if eef_quat is None else read("the orientation of the end effector", eef_quat, 4),
             "sim_state": None if state is None else read("the state", state, None),
         }
-        return {name: values for name, values in rows.items() if values is not None}
+        return {name: values for name, values in readings.items() if values is not None}
 
-    def _lay_out(self, rows: Mapping[str, Array]) -> Array:
+    def _join_readings(self, rows: Mapping[str, Array]) -> Array:
         """Return each world's readings as one row, [N, F]. Record 0 determines which readings these are."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
-        self._sizes = self._sizes or sizes
-        check_families(sizes, self._sizes)
-        return self._arrays.xp.concatenate([rows[name] for name in self._sizes], 1)
+        self._reading_sizes = self._reading_sizes or sizes
+        check_families(sizes, self._reading_sizes)
+        return self._arrays.xp.concatenate([rows[name] for name in self._reading_sizes], 1)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
         mask = copy_to_host(values)
@@ -266,6 +288,7 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
+        # The sorted numbers of worlds, which are given as numbers or as a mask.
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
@@ -300,7 +323,7 @@ class BodyPairs:
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
         """Return the contacts of R records, from the peaks and sums of the counted forces [N], [R, K] each."""
-        order = np.lexsort(self.bodies[::-1])
+        order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
@@ -311,10 +334,10 @@ class BodyPairs:
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return the gripped bodies, as `contacts.gripped_bodies` does, for net forces [R, K]; None without fingers."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
-        for body, sides in sorted(self.grips.items()):
-            first, second = (force[:, side].max(axis=1) for side in sides)
-            grips = (np.minimum(first, second) > 0) & (np.maximum(first, second) > strongest)
-            held[grips], strongest[grips] = body, np.maximum(first, second)[grips]
+        for body, group_masks in sorted(self.grips.items()):
+            force1, force2 = (force[:, mask].max(axis=1) for mask in group_masks)
+            is_stronger_grip = (np.minimum(force1, force2) > 0) & (np.maximum(force1, force2) > strongest)
+            held[is_stronger_grip], strongest[is_stronger_grip] = body, np.maximum(force1, force2)[is_stronger_grip]
         return held if self.grips else None
 
 
@@ -323,39 +346,44 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
-    listed = list(zip(*bodies.tolist()))
-    for number, (a, b) in enumerate(listed):
-        if a == b or (a, b) in listed[:number]:
+    body_pairs = list(zip(*bodies.tolist()))
+    for number, (a, b) in enumerate(body_pairs):
+        if a == b or (a, b) in body_pairs[:number]:
             problem = f"the pair {pairs[number]!r} has only one body, or the same bodies as another pair"
             raise HostError(problem, remedy="Give each pair two different bodies that no other pair has.")
-    grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
+    grips = {} if geoms.fingers is None else _find_grip_masks(geoms, shapes, geoms.fingers[shapes])
     if pairs and geoms.fingers is not None and not grips:
         remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
         raise HostError("no body has a pair with each of the two finger groups", remedy=remedy)
-    return BodyPairs(geoms, shapes, bodies, grips, *_probe_filter(geoms, shapes))
+    return BodyPairs(geoms, shapes, bodies, grips, *_find_contact_rules(geoms, shapes))
 
 
-def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
-    other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
-    roles, sides_touched = tuple(geoms.roles.values()), side.sum(axis=0)
-    groups = {
-        int(body): ((other == body) & (sides_touched == 1), (other == body) & (sides_touched == 2)) for body in other
+def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
+    # finger_group [2, K] is 1 or 2 for a shape of that finger group, else 0.
+    other_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
+    roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
+    masks_of_body = {
+        int(body): ((other_body == body) & (pair_group == 1), (other_body == body) & (pair_group == 2))
+        for body in other_body
     }
-    return {body: sides for body, sides in groups.items() if roles[body] != "robot" and all(map(np.any, sides))}
+    return {body: masks for body, masks in masks_of_body.items() if roles[body] != "robot" and all(map(np.any, masks))}
 
 
-def _probe_filter(
+def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
     """Return the last three fields of `BodyPairs`, found by two filters: no pair or every pair touches in record 0."""
-    every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
-    probed = replace(geoms, apart_substeps=1)
-    apart, touching = (ContactFilter(probed, first) for first in (none, every))
-    at_once = np.stack([apart.mark_counted(every), touching.mark_counted(every)])
-    touching.mark_counted(none)
-    later = np.where(touching.mark_counted(every), geoms.apart_substeps, np.inf)
-    needed = np.where(at_once, 0, np.stack([np.full_like(later, np.inf), later]))
-    return needed, frozenset(apart.dropped), frozenset(touching.dropped)
+    # Contacts of one substep: 0 * a is the substep 0 of each contact.
+    all_touch, none_touch = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
+    probed_geoms = replace(geoms, apart_substeps=1)
+    filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
+    counts_at_once = np.stack([filter_if_apart.mark_counted(all_touch), filter_if_touching.mark_counted(all_touch)])
+    filter_if_touching.mark_counted(none_touch)  # one substep apart releases the pairs that rest
+    needed_if_touching = np.where(filter_if_touching.mark_counted(all_touch), geoms.apart_substeps, np.inf)
+    needed_substeps = np.where(
+        counts_at_once, 0, np.stack([np.full_like(needed_if_touching, np.inf), needed_if_touching])
+    )
+    return needed_substeps, frozenset(filter_if_apart.dropped), frozenset(filter_if_touching.dropped)
 
 
 @dataclass(frozen=True)
@@ -366,47 +394,50 @@ class EndedEpisode:
     _scene: SceneMap
     _pairs: BodyPairs
     _rows: Mapping[str, Floats]  # readings of all R records by name, [R, numbers]
-    _bodies: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
-    _subgoals: tuple[str, ...] = ()
+    _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
+    _subgoal_names: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
         if NOW not in self._rows:
             return ()
         touching = self._rows[NOW][0] > 0
-        first = set(zip(*self._pairs.bodies[:, touching].tolist()))
+        touching_first = set(zip(*self._pairs.bodies[:, touching].tolist()))
         names = tuple(self._pairs.geoms.roles)
-        return tuple((names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & first)))
+        return tuple(
+            (names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & touching_first))
+        )
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the episode with that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
+        # The row of record 0 in the table of actions is no action.
         action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
         records = len(next(iter(self._rows.values())))
         contacts = gripped = None
         extra: Mapping[str, object] = {}
         if peak is not None and total is not None and force is not None:
             contacts, gripped = pairs.peak_contacts(peak, total), pairs.gripped_bodies(force)
-            declared = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
-            extra = add_header_field({}, "declared_pairs", declared)
-        sizes = {**_POSE_SIZES, _PART_PLACES: 3, _PART_TURNS: 4}
-        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in sizes.items() if name in rows}
+            declared_pairs = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
+            extra = add_header_field({}, "declared_pairs", declared_pairs)
+        row_sizes = {**_POSE_SIZES, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
+        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in row_sizes.items() if name in rows}
         if self._scene.parts:
-            places, turns = poses.pop(_PART_PLACES), poses.pop(_PART_TURNS)
-            geometry = Geometry(self._scene.parts, self._scene.hand, places[0], turns[0])
+            part_positions, part_quats = poses.pop(_PART_POSITIONS), poses.pop(_PART_QUATERNIONS)
+            geometry = Geometry(self._scene.parts, self._scene.hand, part_positions[0], part_quats[0])
             geoms = replace(geoms, geometry=geometry.text)
-            motion = geometry.measure_motion(places, turns)
+            motion = geometry.measure_motion(part_positions, part_quats)
             rows.update({} if motion is None else {LINK_MOTION: motion})
-        goals = subgoal_fields(self._subgoals, rows[SUBGOALS], extra) if self._subgoals else {}
+        goal_fields = subgoal_fields(self._subgoal_names, rows[SUBGOALS], extra) if self._subgoal_names else {}
         channels = {
             "extra": extra,
             **rows,
-            **goals,
+            **goal_fields,
             **poses,
             "action": action if len(action) else np.empty((0, 0)),
-            "pos_bodies": [names.index(name) for name in self._bodies],
-            "quat_bodies": [names.index(name) for name, has_quat in self._bodies.items() if has_quat],
+            "pos_bodies": [names.index(name) for name in self._has_quat],
+            "quat_bodies": [names.index(name) for name, has_quat in self._has_quat.items() if has_quat],
         }
         fields = as_fields(EpisodeArrays, channels)
         return assemble_recording(geoms, header, records, contacts, gripped, fields)
@@ -444,11 +475,14 @@ class BatchArrays:
         with suppress(TypeError, ValueError, RuntimeError):
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
             array = None if is_complex else self.share(values)
-        shape, wanted = () if array is None else tuple(array.shape), (self._worlds, *sizes)
-        own = shape[:-1] if or_vectors and len(shape) > len(wanted) and shape[-1] == 3 else shape
-        if len(own) != len(wanted) or any(size not in (None, given) for size, given in zip(wanted, own)):
+        shape, wanted_shape = () if array is None else tuple(array.shape), (self._worlds, *sizes)
+        # The shape without the last axis of vectors.
+        shape_of_items = shape[:-1] if or_vectors and len(shape) > len(wanted_shape) and shape[-1] == 3 else shape
+        if len(shape_of_items) != len(wanted_shape) or any(
+            size not in (None, given) for size, given in zip(wanted_shape, shape_of_items)
+        ):
             problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
-            sizes_text = ", ".join("any" if size is None else str(size) for size in wanted)
+            sizes_text = ", ".join("any" if size is None else str(size) for size in wanted_shape)
             vectors = f", or [{sizes_text}, 3]" if or_vectors else ""
             raise HostError(f"{name}: {problem}", remedy=f"Give numbers of the shape [{sizes_text}]{vectors}.")
         return array
@@ -477,7 +511,7 @@ class ReadingTables:
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
         self._blocks: list[dict[str, Array]] = [{}]
-        self._dropped = self.last = 0
+        self._reused_blocks = self.last = 0  # rows are numbered from the first row ever written
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
         """Write the values of some worlds, [W, F], into the newest row; `worlds` None = all worlds."""
@@ -493,15 +527,18 @@ class ReadingTables:
         """Begin a new row; a block is reused if all its rows come before `oldest`."""
         self.last += 1
         if self.last % _BLOCK == 0:
-            is_free = oldest // _BLOCK > self._dropped
-            self._blocks.append(self._blocks.pop(0) if is_free else {})
-            self._dropped += is_free
+            is_reusable = oldest // _BLOCK > self._reused_blocks
+            self._blocks.append(self._blocks.pop(0) if is_reusable else {})
+            self._reused_blocks += is_reusable
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
-        blocks = self._blocks[first // _BLOCK - self._dropped :]
-        stop = self.last + 1 - first // _BLOCK * _BLOCK
-        rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]
+        blocks = self._blocks[first // _BLOCK - self._reused_blocks :]
+        # The end of the rows, counted from the first row of the first block.
+        end = self.last + 1 - first // _BLOCK * _BLOCK
+        row_slices = [slice(first % _BLOCK if k == 0 else 0, end - k * _BLOCK) for k in range(len(blocks))]
 
-        parts = {name: [block[name][at, world] for block, at in zip(blocks, rows)] for name in blocks[-1]}
-        return {name: copy_to_host(self._arrays.xp.concatenate(tables)) for name, tables in parts.items()}
+        pieces = {
+            name: [block[name][row_slice, world] for block, row_slice in zip(blocks, row_slices)] for name in blocks[-1]
+        }
+        return {name: copy_to_host(self._arrays.xp.concatenate(tables)) for name, tables in pieces.items()}

@@ -150,7 +150,7 @@ def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
     """Return channels as keyword arguments for the dataclass `owner`. Channels that are not fields of `owner` are
     collected in `further`, unless they are None.
     """
-    declared = {field.name for field in fields(owner)}
-    named = {name: values for name, values in channels.items() if name in declared}
-    further = {name: values for name, values in channels.items() if name not in declared and values is not None}
+    field_names = {field.name for field in fields(owner)}
+    named = {name: values for name, values in channels.items() if name in field_names}
+    further = {name: values for name, values in channels.items() if name not in field_names and values is not None}
     return {**named, "further": further}

@@ -61,9 +61,12 @@ class GeomMap:
         """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
         if not self.arms:
             return {"geometry": self.geometry}
-        joints, bodies = tuple(self.arm_joints) or None, {body: name for name, own in self.arms.items() for body in own}
-        named = {"arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": bodies}
-        return {"schema_version": ARMS_VERSION, "geometry": self.geometry, **named}
+        joints, arm_of_body = (
+            tuple(self.arm_joints) or None,
+            {body: arm for arm, arm_bodies in self.arms.items() for body in arm_bodies},
+        )
+        arm_fields = {"arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": arm_of_body}
+        return {"schema_version": ARMS_VERSION, "geometry": self.geometry, **arm_fields}
 
     @cached_property
     def sides(self) -> Ints:
@@ -73,8 +76,8 @@ class GeomMap:
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
     """Return the number, from 1, of the group that contains each member; 0 = none, [M]."""
-    number = {member: place for place, group in enumerate(groups, start=1) for member in group}
-    return np.array([number.get(member, 0) for member in members], dtype=np.int64)
+    number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
+    return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -132,35 +135,47 @@ def contact_peaks(
     Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
-    bodies = int(place.max()) + 1
-    key = (owner[contacts.substep[which]] * bodies + np.minimum(a, b)) * bodies + np.maximum(a, b)
-    groups, member = np.unique(key.astype(np.int64), return_inverse=True)
+    body_count = int(place.max()) + 1
+    # Contacts of the same record and body pair are a group; its key is a number that orders the groups.
+    group_key = (owner[contacts.substep[which]] * body_count + np.minimum(a, b)) * body_count + np.maximum(a, b)
+    group_keys, group_of_contact = np.unique(group_key.astype(np.int64), return_inverse=True)
     force = contacts.force_norms(which)
-    peak = np.zeros(len(groups))
-    np.maximum.at(peak, member, force)
-    seconds = np.float64(np.nan if substep_s is None else substep_s)
-    impulse: Floats = np.bincount(member, weights=force, minlength=len(groups)) * seconds
-    net = total = np.full(len(groups), np.nan)
+    peak_force = np.zeros(len(group_keys))
+    np.maximum.at(peak_force, group_of_contact, force)
+    seconds_per_substep = np.float64(np.nan if substep_s is None else substep_s)
+    impulse: Floats = np.bincount(group_of_contact, weights=force, minlength=len(group_keys)) * seconds_per_substep
+    net_peak = net_sum = np.full(len(group_keys), np.nan)
     vectors = contacts.force_vectors(which)
     if vectors is not None:
-        along = np.where((a <= b)[:, None], vectors, -vectors)
-        net, total = _net_peaks(along, member, contacts.substep[which], len(groups))
-    record, pair = np.divmod(groups, bodies * bodies)
+        # The force on the body with the higher index, so that all vectors of a pair have the same sense.
+        force_on_higher = np.where((a <= b)[:, None], vectors, -vectors)
+        net_peak, net_sum = _sum_net_forces(force_on_higher, group_of_contact, contacts.substep[which], len(group_keys))
+    record, pair = np.divmod(group_keys, body_count * body_count)
     return ContactList(
-        record, *np.divmod(pair, bodies), net if contacts.are_net else peak, impulse, net, total * seconds
+        record,
+        *np.divmod(pair, body_count),
+        net_peak if contacts.are_net else peak_force,
+        impulse,
+        net_peak,
+        net_sum * seconds_per_substep,
     )
 
 
-def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
+def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Sum each group's vectors by substep. Return the largest norm of these sums, and the norms' total, [groups]."""
-    instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
-    sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
-    peak, total = np.zeros(groups), np.zeros(groups)
-    of_instant = np.zeros(len(instants), dtype=np.int64)
-    of_instant[member] = group
-    norms = vector_norms(np.stack(sums, axis=1))
-    np.maximum.at(peak, of_instant, norms)
-    np.add.at(total, of_instant, norms)
+    # An instant is one substep of one group.
+    instant_keys, instant_of_contact = np.unique(
+        group_of_contact * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True
+    )
+    component_sums = [
+        np.bincount(instant_of_contact, weights=vectors[:, k], minlength=len(instant_keys)) for k in range(3)
+    ]
+    peak, total = np.zeros(group_count), np.zeros(group_count)
+    group_of_instant = np.zeros(len(instant_keys), dtype=np.int64)
+    group_of_instant[instant_of_contact] = group_of_contact
+    norms = vector_norms(np.stack(component_sums, axis=1))
+    np.maximum.at(peak, group_of_instant, norms)
+    np.add.at(total, group_of_instant, norms)
     return peak, total
 
 
@@ -181,25 +196,30 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
     contact point is returned; if these forces are equal, the body with the lowest index.
     """
     if not geoms.arms:
-        return _gripped_by(contacts, instants, geoms, geoms.sides)
-    sides = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
-    return np.stack([_gripped_by(contacts, instants, geoms, fingers) for fingers in sides], axis=1)
+        return _find_gripped_bodies(contacts, instants, geoms, geoms.sides)
+    # Arm k has the finger groups 2k + 1 and 2k + 2; they become 1 and 2, and those of other arms 0.
+    fingers_by_arm = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
+    return np.stack([_find_gripped_bodies(contacts, instants, geoms, fingers) for fingers in fingers_by_arm], axis=1)
 
 
-def _gripped_by(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    holding = np.full(len(instants), NOTHING, dtype=np.int64)
+def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
+    # The result has a row for each of `instants`; contacts of other substeps are left out.
+    held = np.full(len(instants), NOTHING, dtype=np.int64)
     place = geoms.place
-    instant_of = np.full(contacts.substeps, NOTHING)
-    instant_of[instants] = np.arange(len(instants))
-    now = np.flatnonzero(instant_of[contacts.substep] != NOTHING)
-    first, second = fingers[contacts.geom1[now]], fingers[contacts.geom2[now]]
-    other = place[np.where(first > 0, contacts.geom2[now], contacts.geom1[now])]
-    near = (first + second > 0) & ~geoms.robot[other]
-    at = instant_of[contacts.substep[now]]
-    for instant in np.intersect1d(at[near & (first + second == 1)], at[near & (first + second == 2)]):
-        finger = np.flatnonzero(near & (at == instant))
-        holding[instant] = _strongest_body(contacts, now[finger], first[finger] + second[finger], other[finger])
-    return holding
+    row_of_substep = np.full(contacts.substeps, NOTHING)
+    row_of_substep[instants] = np.arange(len(instants))
+    chosen = np.flatnonzero(row_of_substep[contacts.substep] != NOTHING)
+    group1, group2 = fingers[contacts.geom1[chosen]], fingers[contacts.geom2[chosen]]
+    body = place[np.where(group1 > 0, contacts.geom2[chosen], contacts.geom1[chosen])]
+    is_finger_contact = (group1 + group2 > 0) & ~geoms.robot[body]
+    row_of_contact = row_of_substep[contacts.substep[chosen]]
+    for row in np.intersect1d(
+        row_of_contact[is_finger_contact & (group1 + group2 == 1)],
+        row_of_contact[is_finger_contact & (group1 + group2 == 2)],
+    ):
+        in_row = np.flatnonzero(is_finger_contact & (row_of_contact == row))
+        held[row] = _strongest_body(contacts, chosen[in_row], group1[in_row] + group2[in_row], body[in_row])
+    return held
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
@@ -215,17 +235,18 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     """Return whether, in each substep of `instants`, contacts with bodies other than the robot carry at least half the
     weight of each body in `weights`, [R, W].
     """
-    instant_of = np.full(contacts.substeps, NOTHING)
-    instant_of[instants] = np.arange(len(instants))
-    a, b, at = geoms.place[contacts.geom1], geoms.place[contacts.geom2], instant_of[contacts.substep]
+    row_of_substep = np.full(contacts.substeps, NOTHING)
+    row_of_substep[instants] = np.arange(len(instants))
+    a, b, row = geoms.place[contacts.geom1], geoms.place[contacts.geom2], row_of_substep[contacts.substep]
     is_weighed = np.isin(a, list(geoms.weights)) | np.isin(b, list(geoms.weights))
-    which = np.flatnonzero((at != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
-    vectors, a, b, at = contacts.force_vectors(which), a[which], b[which], at[which]
+    which = np.flatnonzero((row != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
+    vectors, a, b, row = contacts.force_vectors(which), a[which], b[which], row[which]
     assert vectors is not None
     supported = np.zeros((len(instants), len(geoms.weights)), dtype=np.bool_)
     for column, (body, weight) in enumerate(geoms.weights.items()):
-        along = ((b == body) * 1.0 - (a == body)) * (vectors @ weight)
-        supported[:, column] = np.bincount(at, along, len(instants)) >= 0.5 * (weight @ weight)
+        # The force on the body along the one that balances its weight, times that one's norm.
+        support = ((b == body) * 1.0 - (a == body)) * (vectors @ weight)
+        supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
 
 
@@ -242,29 +263,31 @@ class ContactFilter:
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
         """Classify geom pairs by the contacts of record 0, and list the left-out body pairs in `dropped`."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
-        self._geoms, self._apart = len(place), geoms.apart_substeps
+        self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
+        # For each two geoms: 0 = their contacts count, `_NEVER` = they never count, k > 0 = they are resting pair k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
-        hands = (fingers + 1) // 2
-        fate[(hands[:, None] == hands) & (fingers[:, None] != fingers)] = _NEVER
+        # The number of the gripper that a geom belongs to, from 1; 0 = none.
+        gripper = (fingers + 1) // 2
+        fate[(gripper[:, None] == gripper) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         a, b = place[first.geom1], place[first.geom2]
         arm = geoms.arm
         is_between_links = robot[a] & robot[b] & ((arm[a] == arm[b]) | (arm[a] == 0) | (arm[b] == 0))
         for link, other in {(int(x), int(y)) for x, y in zip(a[is_between_links], b[is_between_links])}:
-            links = (place[:, None] == link) & (place == other)
-            fate[links | links.T] = _NEVER
+            is_pair = (place[:, None] == link) & (place == other)
+            fate[is_pair | is_pair.T] = _NEVER
         self._fate = fate.reshape(-1)
-        free = fate[first.geom1, first.geom2] != _NEVER
-        self._resting = self._mark_resting(first, ~(robot[a] | robot[b]) & free)
-        self.dropped = _dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
+        may_count = fate[first.geom1, first.geom2] != _NEVER
+        self._resting_entries = self._mark_resting(first, ~(robot[a] | robot[b]) & may_count)
+        self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Give the S resting geom pairs the numbers 1 to S in the table `_fate`; return their indices in it, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
-        low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
-        resting = np.stack([low * self._geoms + high, high * self._geoms + low])
-        self._away = np.zeros(len(low), dtype=np.int64)  # number of substeps that each pair has been apart
+        low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geom_count + np.maximum(g1, g2)), self._geom_count)
+        resting = np.stack([low * self._geom_count + high, high * self._geom_count + low])
+        self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # number of substeps that each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
 
@@ -274,35 +297,43 @@ class ContactFilter:
         A pair counts from the substep after the one that completed `apart_substeps` without contact. Call this on
         successive substeps: the filter stores how long each resting pair has been apart.
         """
-        fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
-        count = self._resting.shape[1]
-        seen = np.zeros((contacts.substeps, count + 2), dtype=np.bool_)
-        seen[contacts.substep, fate] = True  # fate -1 indexes the last column
-        resting = seen[:, 1:-1]
-        if resting.all():
-            self._away[:] = 0
-            plain: Bools = fate == 0
-            return plain
-        now = np.arange(contacts.substeps)[:, None]
-        away = now - np.maximum.accumulate(np.where(resting, now, -1 - self._away))
-        apart: Bools = np.any(away >= self._apart, axis=0)
+        fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
+        resting_count = self._resting_entries.shape[1]
+        # Column k is resting pair k; the first and last column, of other pairs, are not used.
+        is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
+        is_touching[contacts.substep, fate] = True  # fate −1 indexes the last column
+        resting_touch = is_touching[:, 1:-1]
+        if resting_touch.all():
+            self._substeps_apart[:] = 0
+            counts_always: Bools = fate == 0
+            return counts_always
+        substep = np.arange(contacts.substeps)[:, None]
+        substeps_apart = substep - np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
+        is_released: Bools = np.any(substeps_apart >= self._apart_substeps, axis=0)
         # The first substep at which the pair has been apart long enough; a contact counts from the next substep on.
-        gone = np.where(apart, (away >= self._apart).argmax(axis=0), contacts.substeps)
-        since = np.concatenate([[-1], gone, [contacts.substeps]])
-        counted: Bools = contacts.substep > since[fate]
-        self._away = away[-1]
-        self._fate[self._resting[:, apart]] = 0
-        self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
-        self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
+        release_substep = np.where(
+            is_released, (substeps_apart >= self._apart_substeps).argmax(axis=0), contacts.substeps
+        )
+        # By fate: 0 counts always, k after its release, and −1, the last entry, never.
+        counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
+        counted: Bools = contacts.substep > counted_after[fate]
+        self._substeps_apart = substeps_apart[-1]
+        self._fate[self._resting_entries[:, is_released]] = 0
+        self._resting_entries, self._substeps_apart = (
+            self._resting_entries[:, ~is_released],
+            self._substeps_apart[~is_released],
+        )
+        self._fate[self._resting_entries] = np.arange(1, self._resting_entries.shape[1] + 1)
         return counted
 
 
-def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
+def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
-    pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
-    for side in range(1, int(fingers.max(initial=0)), 2):
-        pairs |= {(int(x), int(y)) for x in set(place[fingers == side]) for y in set(place[fingers == side + 1])}
+    pairs = {(int(x), int(y)) for x, y in zip(a[is_listed], b[is_listed])}
+    # An odd finger group and the next one belong to the same gripper.
+    for group in range(1, int(fingers.max(initial=0)), 2):
+        pairs |= {(int(x), int(y)) for x in set(place[fingers == group]) for y in set(place[fingers == group + 1])}
     for fixture in set(fixtures[fixtures > 0].tolist()):
-        parts = set(place[fixtures == fixture].tolist())
-        pairs |= {(x, y) for x in parts for y in parts}
+        bodies = set(place[fixtures == fixture].tolist())
+        pairs |= {(x, y) for x in bodies for y in bodies}
     return tuple(sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}))

@@ -161,7 +161,7 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
 
     `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
     """
-    steps = [_name_costs(cost) for cost in costs]
+    steps = [_list_valid_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
         problem = f"{len(steps)} costs were given for {recording.records - 1} steps"
         raise RecordError(problem, remedy="Give one cost per step; None if a step has no cost.")
@@ -173,25 +173,27 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
     return replace(recording, further={**recording.further, channels.LABEL_COST: rows}, extra=extra)
 
 
-def _name_costs(cost: object) -> dict[str, float]:
+def _list_valid_costs(cost: object) -> dict[str, float]:
+    # Costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
     named = cost if isinstance(cost, Mapping) else {"cost": cost}
-    kinds = (int, float, np.generic, np.ndarray)
-    values = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, kinds)}
-    real = {name: value for name, value in values.items() if value.size == 1 and value.dtype.kind in "biuf"}
-    return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= channels.LARGEST}
+    number_types = (int, float, np.generic, np.ndarray)
+    arrays = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, number_types)}
+    scalars = {name: value for name, value in arrays.items() if value.size == 1 and value.dtype.kind in "biuf"}
+    return {name: float(value.item()) for name, value in scalars.items() if 0 <= value.item() <= channels.LARGEST}
 
 
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
     """Raise `RecordError`, with episode and field, for the first invalid number: one that is not finite or is beyond
     1e100, a negative force or impulse, or a header integer over 64 bits. NaN is valid for an unrecorded impulse.
     """
-    for problem, field_name in _find_problems(recording):
+    for problem, field_name in _find_invalid_numbers(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
         remedy = "The episode is lost; look for overlapping bodies or extreme actions."
         raise RecordError(problem, remedy=remedy, place=place)
 
 
-def _find_problems(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
+def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
+    # Yields pairs of a problem and the name of its field.
     for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -207,8 +209,8 @@ def _find_problems(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
         recorded = channels.recorded_forces(recording.header.get("forces"))
         for name in channels.FORCES:
             force = getattr(contacts, name)
-            sound = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
-            if not (sound.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
+            is_valid = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
+            if not (is_valid.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
                 yield "a force is negative, not finite or implausibly large", f"contacts.{name}"
         for name in ("impulse_ns", channels.NET_IMPULSE):
             impulse = getattr(contacts, name)
@@ -222,7 +224,8 @@ def _find_problems(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
 # channel that was not recorded and so has no array. Bodies are indices into `body_roles`.
 
 
-_MIDNIGHT = (1980, 1, 1, 0, 0, 0)
+# A zip archive stores a time for each file; the same time in all archives keeps their bytes equal.
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _TEXT = np.dtype("|u1")
 DTYPES = {
     "header": _TEXT,
@@ -243,15 +246,16 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, dtype in DTYPES.items():
             if name in arrays:
-                member = zipfile.ZipInfo(f"{name}.npy", _MIDNIGHT)
-                member.compress_type = zipfile.ZIP_DEFLATED
+                entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME)
+                entry.compress_type = zipfile.ZIP_DEFLATED
                 content, array = io.BytesIO(), np.ascontiguousarray(arrays[name], dtype=dtype)
                 np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-                archive.writestr(member, content.getvalue())
+                archive.writestr(entry, content.getvalue())
     return stream.getvalue()
 
 
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
+    # The arrays of the file by name.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in channels.NUMERIC if spec.is_per_action)
@@ -269,8 +273,8 @@ def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     version = ARMS_VERSION if recording.header.get("arms") else SCHEMA_VERSION
     header = {"schema_version": version, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
-    about = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
-    return {"header": _encode_json({**fields, **about}), **arrays}
+    description = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
+    return {"header": _encode_json({**fields, **description}), **arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:

@@ -73,10 +73,12 @@ class SafevlaError(Exception):
 
     def __str__(self) -> str:
         """Return `place: problem`, then the remedy on an indented line; an unknown place or remedy is left out."""
-        where, half = str(self.place), _LONGEST_LINE // 2
-        lines = self.problem.split("\n")
-        problem = "\n".join(line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}" for line in lines)
-        message = f"{where}: {problem}" if where else problem
+        place, half_length = str(self.place), _LONGEST_LINE // 2
+        lines = self.problem.split("\n")  # of a long line, the middle is left out
+        problem = "\n".join(
+            line if len(line) <= 2 * half_length else f"{line[:half_length]}…{line[-half_length:]}" for line in lines
+        )
+        message = f"{place}: {problem}" if place else problem
         return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
     def with_place(self: _Error, outer: Place) -> _Error:
@@ -99,9 +101,9 @@ class FileError(SafevlaError):
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return the error for a write to `place` that the operating system refused."""
-        full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
-        choice = "Choose a place that exists and can be written to"
-        remedy = "Make room there, or choose another place" if full else choice
+        is_disk_full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
+        other_place = "Choose a place that exists and can be written to"
+        remedy = "Make room there, or choose another place" if is_disk_full else other_place
         if error.errno == errno.EEXIST:
             problem, remedy = "a file with this name exists already", "Choose another place"
         return cls(problem, remedy=f"{remedy}; existing files are unchanged.", place=place)
@@ -119,8 +121,9 @@ class HostError(SafevlaError):
 
 _HEADER, _IGNORED = "Traceback (most recent call last):", "Exception ignored"
 _GROUP_MARGIN = re.compile(r"^ *[|+](?!\w) ?")
-_OWN_NAME = re.compile(r"safevla_(?:bench|recorder)\.errors\.\w+: ")
-_NAMES = (
+_OWN_ERROR = re.compile(r"safevla_(?:bench|recorder)\.errors\.\w+: ")
+# Patterns of a line that may name the exception, the most reliable first.
+_EXCEPTION_LINES = (
     re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)(?:: |$)"),
     re.compile(r"[A-Za-z_][\w.]*: "),
     re.compile(r"\S"),
@@ -138,34 +141,39 @@ def find_exception(text: str) -> tuple[str, str]:
     ('RuntimeError: CUDA error: out of memory', '')
     """
     lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
-    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith(_HEADER)]
-    raised = [number for number in headers if not (number and lines[number - 1].lstrip().startswith(_IGNORED))]
-    for header in (raised or headers)[-1:]:
-        is_deeper = partial(_is_deeper, _count_blanks(lines[header]))
-        below = dropwhile(is_deeper, filter(str.strip, lines[header + 1 :]))
-        found = next(below, "").strip()
-        if own := _OWN_NAME.match(found):
-            remedy = takewhile(is_deeper, below)
-            return found[own.end() :], " ".join(map(str.strip, remedy))
-        if found:
-            return found, ""
-    named = ([line for line in lines if name.match(line)] for name in _NAMES)
-    return next((matching[-1].strip() for matching in named if matching), ""), ""
+    header_numbers = [number for number, line in enumerate(lines) if line.lstrip().startswith(_HEADER)]
+    raised_numbers = [
+        number for number in header_numbers if not (number and lines[number - 1].lstrip().startswith(_IGNORED))
+    ]
+    # Reads only the last traceback, if there is any.
+    for header in (raised_numbers or header_numbers)[-1:]:
+        is_deeper = partial(_is_indented_deeper, _count_leading_blanks(lines[header]))
+        lines_below = dropwhile(is_deeper, filter(str.strip, lines[header + 1 :]))
+        exception_line = next(lines_below, "").strip()
+        if own_error := _OWN_ERROR.match(exception_line):
+            remedy = takewhile(is_deeper, lines_below)
+            return exception_line[own_error.end() :], " ".join(map(str.strip, remedy))
+        if exception_line:
+            return exception_line, ""
+    lines_by_pattern = ([line for line in lines if pattern.match(line)] for pattern in _EXCEPTION_LINES)
+    return next((matching[-1].strip() for matching in lines_by_pattern if matching), ""), ""
 
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised the error, so that the interrupted code did not cause it."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
-    codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in handlers}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    handler_codes = {
+        getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None) for handler in handlers
+    }
+    return any(frame.f_code in handler_codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _count_blanks(line: str) -> int:
+def _count_leading_blanks(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _is_deeper(margin: int, line: str) -> bool:
-    return _count_blanks(line) > margin
+def _is_indented_deeper(margin: int, line: str) -> bool:
+    return _count_leading_blanks(line) > margin
 
 
 # Secrets
@@ -192,16 +200,17 @@ def redact_secrets(text: str) -> str:
     return _ADDRESS.sub(_redact_address, text)
 
 
-def _redact_address(found: re.Match[str]) -> str:
-    address = re.sub(r"(?<=[?#;]).+", HIDDEN, found[0], count=1)
+def _redact_address(match: re.Match[str]) -> str:
+    address = re.sub(r"(?<=[?#;]).+", HIDDEN, match[0], count=1)
+    # A part may be an address itself, such as the target of a redirection.
     return "://".join(map(_redact_user, address.split("://")))
 
 
-def _redact_user(rest: str) -> str:
-    end = _AUTHORITY.match(rest)[0].rfind("@")  # type: ignore[index]
-    if end < 0 and _PASSWORD.match(rest):
-        end = rest.rfind("@")  # a password with an unescaped slash
-    return HIDDEN + rest[end:] if end > 0 else rest
+def _redact_user(after_scheme: str) -> str:
+    at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
+    if at_sign < 0 and _PASSWORD.match(after_scheme):
+        at_sign = after_scheme.rfind("@")  # a password with an unescaped slash
+    return HIDDEN + after_scheme[at_sign:] if at_sign > 0 else after_scheme
 
 
 # Invisible characters
@@ -240,11 +249,12 @@ def escape_surrogates(text: str) -> str:
 def get_logger(name: str) -> logging.Logger:
     """Return a module's logger, which redacts secrets and escapes invisible characters in its messages."""
     logger = logging.getLogger(name)
-    logger.addFilter(_escape_message)
+    logger.addFilter(_clean_message)
     return logger
 
 
-def _escape_message(record: logging.LogRecord) -> bool:
+def _clean_message(record: logging.LogRecord) -> bool:
+    # A logging filter: true = the record is logged.
     lines = indent_further(redact_secrets(record.getMessage())).split("\n")
     record.msg, record.args = "\n".join(map(escape_controls, lines)), None
     return True

@@ -33,7 +33,7 @@ from safevla_recorder.version import __version__
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
 OWN_LOOP = "own loop"  # name of the protocol of a user's own loop, whose planned episodes are unknown
 _PARTIAL = ".partial"
-_RULES = "judged_with.json"  # written by `safevla score` if the rules are not the default ones
+_RULES_FILE = "judged_with.json"  # written by `safevla score` if the rules are not the default ones
 _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}  # lock of each folder that this process has claimed
@@ -52,13 +52,13 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
         return out, None
     names = map(str, count()) if worker is None else chain([worker], (f"{worker}-{number}" for number in count(2)))
     for name in names:
-        path = out / f"worker_{name}"
-        if path.resolve() in _open_folders or _claim(path):
-            return path, name
+        worker_folder = out / f"worker_{name}"
+        if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
+            return worker_folder, name
     raise AssertionError("too many worker folders exist")
 
 
-def _claim(path: Path) -> bool:
+def _claim_worker_folder(path: Path) -> bool:
     """Make or take over a folder; return False if another process has it. Raises `RunError` if another run owns it."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
@@ -69,8 +69,8 @@ def _claim(path: Path) -> bool:
     if not (path / RUN).exists():  # another process has just made the folder, or died before writing run.json
         return False
     try:
-        known = json.loads((path / RUN).read_bytes())
-        is_ours = known["volatile"]["session"] == _session_name()
+        stored_run = json.loads((path / RUN).read_bytes())
+        is_ours = stored_run["volatile"]["session"] == _session_name()
     except (OSError, ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
@@ -85,8 +85,8 @@ def _claim(path: Path) -> bool:
     _claims[path] = lock
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
-    folder.reopen(known["host"])
-    folder._blocks += not known["complete"]  # a run with lost episodes stays incomplete
+    folder.reopen(stored_run["host"])
+    folder._block_count += not stored_run["complete"]  # a run with lost episodes stays incomplete
     return True
 
 
@@ -99,21 +99,22 @@ def release_claims() -> None:
 def call_at_exit(function: Callable[[], None]) -> Undo:
     """Call `function` when this process, or `multiprocessing` worker, ends; return a function that cancels this."""
     atexit.register(function)
-    undo: list[Undo] = [partial(atexit.unregister, function)]
+    cancels: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
 
-        undo.append(Finalize(None, function, exitpriority=10).cancel)  # for workers, which do not run `atexit` handlers
-    return partial(undo_all, undo)
+        # For workers, which do not run `atexit` handlers.
+        cancels.append(Finalize(None, function, exitpriority=10).cancel)
+    return partial(undo_all, cancels)
 
 
 def _session_name() -> str:
     """Return a name that is the same in a process and in all `multiprocessing` workers that it starts."""
     parent = parent_process()
-    number = os.getpid() if parent is None else parent.pid
+    process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so Linux's start time of the process is added
-        return f"{number}-{Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
-    return str(number)
+        return f"{process_id}-{Path(f'/proc/{process_id}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return str(process_id)
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
@@ -136,7 +137,7 @@ class RunFolder:
         """Prepare a folder at `out`; write nothing yet. `volatile` are facts in run.json that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
-        self._run: dict[str, Any] = {
+        self._description: dict[str, Any] = {
             "schema_version": 1,
             "host": None,
             "suites": [],
@@ -148,17 +149,17 @@ class RunFolder:
             "complete": False,
             "volatile": dict(volatile),
         }
-        self._process, self._lock = os.getpid(), threading.RLock()
-        self._begun: Counter[tuple[str, str, str]] = Counter()
+        self._process_id, self._lock = os.getpid(), threading.RLock()
+        self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # by policy, benchmark and task id
         self._outcomes: Counter[str] = Counter()
-        self._next = self._blocks = self._complete_blocks = self._open_blocks = 0
-        self._written = b""
+        self._next_file_number = self._block_count = self._complete_blocks = self._open_blocks = 0
+        self._written_description = b""
         self._is_new = not out.exists() or out in _claims
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
         """Let only one thread write at a time. Raises `RunError` in a fork of the process that records."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process_id:
             remedy = "Record in the process that makes the environment, with record_until_closed."
             raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
         with self._lock:
@@ -166,7 +167,7 @@ class RunFolder:
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Register another environment and its task, and begin a block."""
-        protocol = self._run["protocol"]
+        protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
@@ -176,18 +177,18 @@ class RunFolder:
         the folder, unless `reopen` has read one. Raises `RunError` if the folder to make exists and is not empty, and
         `FileError` if it or run.json cannot be written.
         """
-        own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
-        policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
-        self._run.update(
+        own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
+        policies = {**{row["policy"]: row["privileged"] for row in self._description["policies"]}, policy: privileged}
+        self._description.update(
             host=host,
-            versions={own_name: __version__, **versions},
+            versions={own_package: __version__, **versions},
             policies=[{"policy": name, "privileged": is_privileged} for name, is_privileged in policies.items()],
         )
-        if describe_code() not in self._run["code"]:
-            self._run["code"].append(describe_code())
-        self._blocks += 1
+        if describe_code() not in self._description["code"]:
+            self._description["code"].append(describe_code())
+        self._block_count += 1
         self._open_blocks += 1
-        if not self._written:
+        if not self._written_description:
             require_free_folder(self.path, is_of_killed_writer)
             _make_folder(self.path, RAW)
         self._write_description()
@@ -196,17 +197,17 @@ class RunFolder:
         """Continue an existing folder. Raises `RunError` if it is damaged, or if its host or protocol differs."""
         place = errors.Place(file=str(self.path / RUN))
         try:
-            self._written = (self.path / RUN).read_bytes()
-            known = json.loads(self._written)
-            if known["protocol"]["name"] != OWN_LOOP or known["host"] != host:
-                problem = f"the folder contains a run of the host {known['host']!r}, under the protocol "
-                problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
+            self._written_description = (self.path / RUN).read_bytes()
+            stored = json.loads(self._written_description)
+            if stored["protocol"]["name"] != OWN_LOOP or stored["host"] != host:
+                problem = f"the folder contains a run of the host {stored['host']!r}, under the protocol "
+                problem += f"{stored['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
                 raise errors.RunError(problem, remedy="Choose another folder.", place=place)
-            self._run = {name: known[name] for name in self._run if name != "code"}
-            self._run["code"] = [*known.get("code", [UNKNOWN])]
+            self._description = {name: stored[name] for name in self._description if name != "code"}
+            self._description["code"] = [*stored.get("code", [UNKNOWN])]
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = errors.Place(file=str(path))
-                self._take_in(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
+                self._register_episode(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"the file cannot be read: {type(error).__name__}: {error}"
             raise errors.RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
@@ -215,12 +216,12 @@ class RunFolder:
         """Return the number, from 0, of the policy's next episode of a task, and count this episode."""
         with self._take_turn():
             number = self.next_number(policy, task)
-            self._begun[policy, task.benchmark, task.task_id] += 1
+            self._begun_episodes[policy, task.benchmark, task.task_id] += 1
             return number
 
     def next_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number, from 0, of the policy's next episode of a task, without counting it."""
-        return self._begun[policy, task.benchmark, task.task_id]
+        return self._begun_episodes[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
         """Write an ended episode under `raw/`: first its `.npz` with the bytes `content` (None = no such file), then
@@ -228,63 +229,71 @@ class RunFolder:
         """
         with self._take_turn():
             # The number is taken before writing: garbage collection of another environment may write an episode too.
-            number, self._next = self._next, self._next + 1
+            number, self._next_file_number = self._next_file_number, self._next_file_number + 1
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
             _write_file(stem.with_suffix(".json"), _encode_json(asdict(replace(row, code=describe_code()))))
-            self._take_in(row, number)
+            self._register_episode(row, number)
             self._write_description()
 
-    def _take_in(self, row: episode.EpisodeRow, number: int) -> None:
+    def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
+        # Counts an episode that has been written.
         key = (row.policy, row.benchmark, row.task_id)
-        self._next = max(self._next, number + 1)
-        self._begun[key] = max(self._begun[key], row.episode + 1)
+        self._next_file_number = max(self._next_file_number, file_number + 1)
+        self._begun_episodes[key] = max(self._begun_episodes[key], row.episode + 1)
         self._outcomes[row.outcome] += 1
         self._add_task(row.benchmark, row.task_id, row.horizon)
         self.episode_ids.add(row.episode_id)
 
     def _add_task(self, benchmark: str, task_id: str, horizon: int | None) -> None:
-        run = self._run
-        for values, value in ((run["suites"], benchmark), (run["tasks"], f"{benchmark}/{task_id}")):
-            if value not in values:
-                values.append(value)
+        description = self._description
+        for known_names, name in ((description["suites"], benchmark), (description["tasks"], f"{benchmark}/{task_id}")):
+            if name not in known_names:
+                known_names.append(name)
         if horizon:
-            run["protocol"]["horizons"] = sorted({*run["protocol"]["horizons"], horizon})
+            description["protocol"]["horizons"] = sorted({*description["protocol"]["horizons"], horizon})
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
         """End a block of recording; `complete` is false if it was interrupted. After the last open block, write
         run.json, or remove the folder if it has no episode, and print where the records are, or that there are none.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._process_id:
             return
         self._complete_blocks += complete
         self._open_blocks -= 1
         if not is_last or self._open_blocks:
             return
-        path = shlex.quote(_shorten(self.path))
+        shown_path = shlex.quote(_shorten_path(self.path))
         if self._outcomes:
             self._write_description()
-            outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
-            rules = " --rules as-judged" if (self.path / _RULES).exists() else ""
-            own = "" if rules or self._run["host"] else "Tasks of your own need --rules FILE: docs/howto/tasks.md. "
+            outcomes = ", ".join(f"{episodes} {outcome}" for outcome, episodes in self._outcomes.most_common())
+            rules_option = " --rules as-judged" if (self.path / _RULES_FILE).exists() else ""
+            rules_hint = (
+                ""
+                if rules_option or self._description["host"]
+                else "Tasks of your own need --rules FILE: docs/howto/tasks.md. "
+            )
             with suppress(OSError, ValueError):  # stderr may be closed
-                print(f"Records: {path} ({outcomes}). {own}Next: safevla score {path}{rules}", file=sys.stderr)
+                print(
+                    f"Records: {shown_path} ({outcomes}). {rules_hint}Next: safevla score {shown_path}{rules_option}",
+                    file=sys.stderr,
+                )
             return
         if self.path in _claims:
             unlock_folder(self.path, _claims.pop(self.path))
         remove_unused(self.path, is_new=self._is_new)
         _open_folders.pop(self.path.resolve(), None)
         with suppress(Exception):
-            _log.warning("no episode was recorded, so there is no %s", path)
+            _log.warning("no episode was recorded, so there is no %s", shown_path)
 
     def _write_description(self) -> None:
         """Write run.json if it has changed; `complete` is true if every block so far has ended normally."""
-        self._run["complete"] = self._complete_blocks == self._blocks
-        content = _encode_json(self._run, indent=2)
-        if content != self._written:
+        self._description["complete"] = self._complete_blocks == self._block_count
+        content = _encode_json(self._description, indent=2)
+        if content != self._written_description:
             _write_file(self.path / RUN, content)
-        self._written = content
+        self._written_description = content
 
 
 def require_policy_name(policy: object) -> None:
@@ -317,43 +326,43 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
     Other files, and files that cannot be deleted, stay.
     """
-    for written in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
+    for file in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):
-            written.unlink()
-    for folder in (path / RAW, path)[: 1 + is_new]:
+            file.unlink()
+    for folder in (path / RAW, path)[: 1 + is_new]:  # both only if the folder is new
         with suppress(OSError):
             folder.rmdir()
 
 
-def _shorten(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be gone
         if os.path.samefile(os.environ.get("PWD", ""), "."):  # the shell is in this process's folder
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
-def _make_folder(path: Path, part: str = "") -> None:
+def _make_folder(path: Path, subfolder: str = "") -> None:
     try:
-        (path / part).mkdir(parents=True, exist_ok=True)
+        (path / subfolder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
+    partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial.unlink()  # left by a dead process with the same id, or a link to another file
-        with partial.open("xb") as stream:
+            partial_file.unlink()  # left by a dead process with the same id, or a link to another file
+        with partial_file.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(path)
+        partial_file.replace(path)
     except OSError as error:
         raise errors.FileError.from_os_error(error, errors.Place(file=str(path))) from None
     finally:
         with suppress(OSError):
-            partial.unlink()
+            partial_file.unlink()
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
@@ -412,16 +421,18 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 # The run folder of a user's own loop, with any simulator
 
 
-_OF_EPISODE = ("benchmark", "task_id")
-_OF_RECORD = (*_OF_EPISODE, "success", "dt", "target_object")
-_TEXTS = ("episode_id", "benchmark", "task_id", "target_object", "instruction", "embodiment", "outcome")
-_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(_TEXTS, str),
+_REQUIRED_FOR_ROW = ("benchmark", "task_id")
+_REQUIRED_FOR_RECORD = (*_REQUIRED_FOR_ROW, "success", "dt", "target_object")
+_TEXT_FIELDS = ("episode_id", "benchmark", "task_id", "target_object", "instruction", "embodiment", "outcome")
+_FIELD_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(_TEXT_FIELDS, str),
     **dict.fromkeys(episode.INTEGERS, int),
     "success": bool,
     "dt": float,
 }
-_FIELDS = tuple(name for name in episode.HEADER_FIELDS if name in _TYPES or name == "joint_torque_limit_nm")
+_ALLOWED_FIELDS = tuple(
+    name for name in episode.HEADER_FIELDS if name in _FIELD_TYPES or name == "joint_torque_limit_nm"
+)
 
 
 class RunWriter:
@@ -517,18 +528,18 @@ class RunWriter:
             RunError: the folder already has an episode with this id.
             FileError: the episode cannot be written.
         """
-        fields, number = self._complete_header(header, _OF_RECORD)
-        about = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
-        recording = recorder.build_recording({**fields, **about})
+        fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
+        run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
+        recording = recorder.build_recording({**fields, **run_fields})
         recording = episode.add_costs(recording, costs) if costs else recording
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
             problem = f"{target!r} does not have the role target"
-            raise _refuse("target_object", problem, "Name a target of the scene, or None.")
+            raise _field_error("target_object", problem, "Name a target of the scene, or None.")
         if outcome not in episode.OUTCOMES or (outcome == "success") != fields["success"]:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
-            raise _refuse("outcome", problem, remedy)
+            raise _field_error("outcome", problem, remedy)
         episode.check_recorded_numbers(recording)
         if self._privileged:
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
@@ -542,48 +553,58 @@ class RunWriter:
         """Write the row of an episode that crashed after `steps` control steps, without a record; return its id.
         `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
-        fields, number = self._complete_header(header, _OF_EPISODE)
+        fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
-        plain = {name: _read_field(name, value) for name, value in {**self._header, **header}.items()}
-        fields = {name: value for name, value in plain.items() if value is not None or name == "target_object"}
-        absent = [name for name in required if name not in fields]
-        if absent:
+        # The header's fields with defaults, and the episode's number. A missing field or a used id raises an error.
+        values = {name: _convert_field(name, value) for name, value in {**self._header, **header}.items()}
+        fields = {name: value for name, value in values.items() if value is not None or name == "target_object"}
+        missing = [name for name in required if name not in fields]
+        if missing:
             remedy = f"Pass the required fields here or for the whole run: {', '.join(required)}."
-            raise _refuse(absent[0], "the value is missing", remedy)
+            raise _field_error(missing[0], "the value is missing", remedy)
         task = TaskLabel(fields["benchmark"], fields["task_id"], "")
-        number = self._folder.next_number(self._policy, task)
-        fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{number:03d}")
+        episode_number = self._folder.next_number(self._policy, task)
+        fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{episode_number:03d}")
         fields.setdefault("outcome", "success" if fields.get("success") else "failure")
         if fields["episode_id"] in self:
             remedy = "Give another episode_id. To resume a run, skip its episodes: if episode_id in run: continue."
             place = errors.Place(file=str(self.path), episode=fields["episode_id"])
             raise errors.RunError("the run already has an episode with this id", remedy=remedy, place=place)
-        return fields, number
+        return fields, episode_number
 
     def _write_row(
-        self, fields: Mapping[str, Any], number: int, steps: int, reason: str | None, content: bytes | None
+        self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
-        known = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
-        row = {name: fields.get(name) for name in known}
-        further = {"policy": self._policy, "policy_seed": None, "episode": number, "steps": steps, "reason": reason}
+        header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
+        row = {name: fields.get(name) for name in header_fields}
+        further = {
+            "policy": self._policy,
+            "policy_seed": None,
+            "episode": episode_number,
+            "steps": steps,
+            "reason": reason,
+        }
         self._folder.write_episode(episode.EpisodeRow(**row, **further), content)  # type: ignore[arg-type]
         return str(fields["episode_id"])
 
 
-def _read_field(name: str, value: object) -> Any:
-    if name not in _FIELDS:
-        raise _refuse(name, "an episode has no field of this name", f"Fields: {', '.join(_FIELDS)}.")
+def _convert_field(name: str, value: object) -> Any:
+    # The value as a plain Python value; raises an error unless it has the type of the field.
+    if name not in _ALLOWED_FIELDS:
+        raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value
     if name == "dt" and type(plain) is int:
         plain = float(plain)
-    kind = _TYPES.get(name)
-    fits = plain is None or kind is None or (type(plain) is kind and plain != "")
-    if not fits or (name == "dt" and plain is not None and not plain > 0):
-        raise _refuse(name, f"the value is {plain!r}", f"Give a value of type {_TYPES[name].__name__}; dt must be > 0.")
+    field_type = _FIELD_TYPES.get(name)
+    is_valid = plain is None or field_type is None or (type(plain) is field_type and plain != "")
+    if not is_valid or (name == "dt" and plain is not None and not plain > 0):
+        raise _field_error(
+            name, f"the value is {plain!r}", f"Give a value of type {_FIELD_TYPES[name].__name__}; dt must be > 0."
+        )
     return plain
 
 
-def _refuse(field: str, problem: str, remedy: str) -> errors.RecordError:
+def _field_error(field: str, problem: str, remedy: str) -> errors.RecordError:
     return errors.RecordError(problem, remedy=remedy, place=errors.Place(field=field))

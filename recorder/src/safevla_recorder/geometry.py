@@ -44,46 +44,58 @@ class Geometry:
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
         """Describe the scene. `hand` has the indices of hand and finger parts; world poses are [P, 3] and [P, 4]."""
-        self._moving = [k for k, part in enumerate(parts) if part.motion]
-        self._columns = [6 * k + axis for k, place in enumerate(self._moving) for axis in parts[place].motion]
+        self._moving_parts = [k for k, part in enumerate(parts) if part.motion]
+        # Columns to keep of all six components of each moving part, [6 * moving parts].
+        self._motion_columns = [
+            6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
+        ]
+        # −1 stands for the world, whose frame `_relative_poses` appends as the last row.
         self._parents = [max(part.parent, WORLD) for part in parts]
-        self._start = self._place(position[None], quaternion[None])
-        self.text = self._describe(parts, hand) if np.isfinite(np.concatenate(self._start, axis=2)).all() else None
+        self._start_poses = self._relative_poses(position[None], quaternion[None])
+        self.text = (
+            self._describe(parts, hand) if np.isfinite(np.concatenate(self._start_poses, axis=2)).all() else None
+        )
         """The scene's description; None if a pose is not finite."""
 
-    def _place(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        rows = len(position)
-        ground = np.concatenate([position, np.zeros((rows, 1, 3))], axis=1)[:, self._parents]
-        upright = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (rows, 1, 4))
-        back = np.concatenate([quaternion, upright], axis=1)[:, self._parents]
-        return turn_back(back, position - ground), multiply(back * _INVERSE, quaternion)
+    def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
+        # The poses of parts in their parents' frames, for world poses [n, P, 3] and [n, P, 4].
+        records = len(position)
+        parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
+        world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
+        parent_quaternion = np.concatenate([quaternion, world_quaternion], axis=1)[:, self._parents]
+        return turn_back(parent_quaternion, position - parent_position), multiply(
+            parent_quaternion * _INVERSE, quaternion
+        )
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return the channel `link_motion`, [n, M], for world poses [n, P, 3] and [n, P, 4]; None if M is 0."""
-        if self.text is None or not self._columns:
+        """Return `link_motion`, [n, M], for world poses [n, P, 3] and [n, P, 4]; None if M is 0 or `text` is None."""
+        if self.text is None or not self._motion_columns:
             return None
-        place, turn = (values[:, self._moving] for values in self._place(position, quaternion))
-        start, back = (values[:, self._moving] for values in self._start)
-        turned = multiply(back * _INVERSE, turn)
-        moved = turn_back(back, place - start)
-        motion = np.concatenate([_rotation_vector(turned), moved], axis=2).reshape(len(position), -1)
-        rounded: Floats = np.round(motion[:, self._columns] / _RESOLUTION) * _RESOLUTION + 0.0
+        relative_position, relative_quaternion = (
+            values[:, self._moving_parts] for values in self._relative_poses(position, quaternion)
+        )
+        start_position, start_quaternion = (values[:, self._moving_parts] for values in self._start_poses)
+        rotation = multiply(start_quaternion * _INVERSE, relative_quaternion)
+        translation = turn_back(start_quaternion, relative_position - start_position)
+        motion = np.concatenate([_rotation_vector(rotation), translation], axis=2).reshape(len(position), -1)
+        rounded: Floats = np.round(motion[:, self._motion_columns] / _RESOLUTION) * _RESOLUTION + 0.0
         return rounded
 
     def _describe(self, parts: Sequence[Part], hand: Sequence[int]) -> str:
+        # Rounded numbers keep the text equal in all episodes of a scene; + 0.0 turns −0.0 into 0.0.
         shapes: dict[str, list[list[float]]] = {}
-        rows = []
+        part_rows = []
         for k, part in enumerate(parts):
-            pose = [*self._start[0][0, k].tolist(), *self._start[1][0, k].tolist()]
+            pose = [*self._start_poses[0][0, k].tolist(), *self._start_poses[1][0, k].tolist()]
             row = {"body": part.body, "parent": part.parent, "motion": list(part.motion)}
             row["pose"] = [] if part.parent == TRACKED else [round(number, 8) + 0.0 for number in pose]
             boxes = merge_boxes(np.ascontiguousarray(part.boxes).tobytes()).tolist()
-            numbers = [[round(number, 6) + 0.0 for number in shape] for shape in boxes + part.planes.tolist()]
-            if numbers:
-                row["shape"] = hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
-                shapes[str(row["shape"])] = numbers
-            rows.append(row)
-        return json.dumps({"hand": list(hand), "parts": rows, "shapes": shapes}, separators=(",", ":"))
+            shape_rows = [[round(number, 6) + 0.0 for number in shape] for shape in boxes + part.planes.tolist()]
+            if shape_rows:
+                row["shape"] = hashlib.sha256(json.dumps(shape_rows).encode()).hexdigest()[:16]
+                shapes[str(row["shape"])] = shape_rows
+            part_rows.append(row)
+        return json.dumps({"hand": list(hand), "parts": part_rows, "shapes": shapes}, separators=(",", ":"))
 
 
 _INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
@@ -95,6 +107,7 @@ def cross(a: Floats, b: Floats) -> Floats:
     return product
 
 
+# Components that follow each of x, y, z in cyclic order: the next one, and the one after it.
 _NEXT, _LAST = np.array([1, 2, 0]), np.array([2, 0, 1])
 
 
@@ -117,9 +130,12 @@ def turn_back(quaternion: Floats, vector: Floats) -> Floats:
 
 
 def _rotation_vector(quaternion: Floats) -> Floats:
-    axis = np.where(quaternion[..., :1] < 0, -1.0, 1.0) * quaternion
-    sine = np.sqrt(np.square(axis[..., 1:]).sum(axis=-1, keepdims=True))
-    vector: Floats = axis[..., 1:] * (2.0 * np.arctan2(sine, axis[..., :1]) / np.where(sine > 0, sine, 1.0))
+    # Of q and −q, which are the same rotation, the one with the smaller angle.
+    shorter = np.where(quaternion[..., :1] < 0, -1.0, 1.0) * quaternion
+    half_sine = np.sqrt(np.square(shorter[..., 1:]).sum(axis=-1, keepdims=True))
+    vector: Floats = shorter[..., 1:] * (
+        2.0 * np.arctan2(half_sine, shorter[..., :1]) / np.where(half_sine > 0, half_sine, 1.0)
+    )
     return vector
 
 
@@ -130,22 +146,23 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 def merge_boxes(content: bytes) -> Floats:
     """Merge boxes, given as bytes of float64 [K, 10], if a merged box exceeds them by less than `MERGED_M`. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
-    added = np.zeros(len(boxes))
+    excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
-        excess, low, high = _join_excess(boxes)
-        excess += np.maximum(added[:, None], added)
+        excess, low, high = _measure_joins(boxes)
+        # A merged box already exceeds its original boxes.
+        excess += np.maximum(excess_so_far[:, None], excess_so_far)
         pairs: list[tuple[int, int]] = []
-        used: set[int] = set()
+        paired: set[int] = set()
         for flat in np.argsort(excess, axis=None, kind="stable"):
             i, j = divmod(int(flat), len(boxes))
             if excess[i, j] >= MERGED_M:
                 break
-            if not {i, j} & used:
-                used |= {i, j}
+            if not {i, j} & paired:
+                paired |= {i, j}
                 pairs.append((i, j))
         if not pairs:
             break
-        rest = [k for k in range(len(boxes)) if k not in used]
+        unpaired = [k for k in range(len(boxes)) if k not in paired]
         joined = [
             np.concatenate([
                 boxes[i, :3] + rotate(boxes[i, 3:7], (low[i, j] + high[i, j]) / 2.0),
@@ -154,28 +171,33 @@ def merge_boxes(content: bytes) -> Floats:
             ])
             for i, j in pairs
         ]  # fmt: skip
-        boxes = np.concatenate([boxes[rest], joined])
-        added = np.concatenate([added[rest], [excess[pair] for pair in pairs]])
+        boxes = np.concatenate([boxes[unpaired], joined])
+        excess_so_far = np.concatenate([excess_so_far[unpaired], [excess[pair] for pair in pairs]])
     return boxes
 
 
-def _join_excess(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Enclose each two boxes i and j by one box in the frame of i. Return the largest distance by which the enclosing
-    box extends beyond i and j, [K, K], inf if unknown, and its lower and upper corner, [K, K, 3] each.
+def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
+    """Enclose each two boxes i and j by one box in the frame of i. Return an upper bound of the distance by which the
+    enclosing box extends beyond i and j, [K, K], inf for i = j, and its lower and upper corner, [K, K, 3] each.
     """
-    back, half = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
-    center = rotate(back, boxes[None, :, :3] - boxes[:, None, :3])
-    sides = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its axes
-    turn = multiply(back, boxes[None, :, 3:7])[:, :, None]
-    axes = rotate(turn, np.eye(3))
-    reach = np.abs(rotate(turn, sides)).sum(axis=2)
-    low, high = np.minimum(center - reach, -half), np.maximum(center + reach, half)
-    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # extension beyond box i alone
-    slack = np.maximum.reduce([high - half, -half - low, high - center - reach, center - reach - low])
-    gap = np.maximum(np.abs(center) - reach - half, 0.0) / 2.0
-    squares = np.square(slack)
-    brick = np.sqrt((squares.sum(axis=-1, keepdims=True) - squares + np.square(gap)).min(axis=-1))
-    is_aligned = (np.abs(axes) * (1.0 - np.abs(axes)) < 1e-6).all(axis=(2, 3))
-    excess = np.minimum(beyond, np.where(is_aligned, brick, np.inf))
+    inverse, half_size = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
+    center_of_j = rotate(inverse, boxes[None, :, :3] - boxes[:, None, :3])
+    half_extents = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its axes
+    rotation_of_j = multiply(inverse, boxes[None, :, 3:7])[:, :, None]
+    axes_of_j = rotate(rotation_of_j, np.eye(3))
+    # Half extents of box j along the axes of i.
+    reach_of_j = np.abs(rotate(rotation_of_j, half_extents)).sum(axis=2)
+    low, high = np.minimum(center_of_j - reach_of_j, -half_size), np.maximum(center_of_j + reach_of_j, half_size)
+    excess_beyond_i = np.sqrt(np.square(np.maximum(high - half_size, -half_size - low)).sum(axis=-1))
+    # A bound for boxes with parallel axes: along one axis, the nearer box is at most `half_gap` away from any point of
+    # the enclosing box; along the other two axes, at most `margins`.
+    margins = np.maximum.reduce(
+        [high - half_size, -half_size - low, high - center_of_j - reach_of_j, center_of_j - reach_of_j - low]
+    )
+    half_gap = np.maximum(np.abs(center_of_j) - reach_of_j - half_size, 0.0) / 2.0
+    squares = np.square(margins)
+    aligned_excess = np.sqrt((squares.sum(axis=-1, keepdims=True) - squares + np.square(half_gap)).min(axis=-1))
+    is_aligned = (np.abs(axes_of_j) * (1.0 - np.abs(axes_of_j)) < 1e-6).all(axis=(2, 3))
+    excess = np.minimum(excess_beyond_i, np.where(is_aligned, aligned_excess, np.inf))
     np.fill_diagonal(excess, np.inf)
     return excess, low, high

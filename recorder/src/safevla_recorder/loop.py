@@ -47,50 +47,52 @@ class RecordingSession:
         """Begin recording now, or in the environment's first reset if this reset makes the simulator."""
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
-        self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
-        self._simulator, self._process = _find_simulator(env), os.getpid()
+        # What `begin` returned for the current simulator; None before the first simulator and after the end.
+        self._recording: tuple[EpisodeCutter, RunFolder, Undo] | None = None
+        self._simulator, self._process_id = _find_simulator(env), os.getpid()
         is_late = self._simulator is None and attachment.is_unmade(env)
         if not is_late:
             self._attach(env)
-        self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
+        self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._close_at_exit))))
         _watch_exit_code()
         if is_late or (self._simulator is not None and self._simulator is not env):
             with suppress(AttributeError, TypeError):  # the environment has no `reset`, or its attributes cannot be set
-                self._hooks.append(wrap_method(env, "reset", self._reset))
+                self._hooks.append(wrap_method(env, "reset", self._watch_reset))
 
     def __del__(self) -> None:
-        if self._hooks and os.getpid() == self._process:
+        if self._hooks and os.getpid() == self._process_id:
             self.close_quietly()  # the loop has dropped the environment without closing it
 
     def _attach(self, simulator: object) -> None:
-        self._begun = self._begin(simulator)
-        self._begun[0].owner = self  # keeps this session alive as long as the environment
+        self._recording = self._begin(simulator)
+        self._recording[0].owner = self  # keeps this session alive as long as the environment
 
-    def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+    def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        # Replaces `reset` of the wrapper that the user passed, and records the simulator that a reset makes.
         if not known_kinds():
             with suppress(Exception):  # import the classes before the reset does, to watch them
                 importlib.import_module(_LIBERO)
-        with attachment.watch_construction(known_kinds(), self._begin_late):
+        with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
-        found = _find_simulator(self.env)
-        if found is not self._simulator and found is not None:
-            self._simulator = found
+        simulator = _find_simulator(self.env)
+        if simulator is not self._simulator and simulator is not None:
+            self._simulator = simulator
             with suppress(Exception):
                 _log.warning("a second simulator was made before the first was closed; the second is not recorded")
         return result
 
-    def _begin_late(self, made: object) -> None:
-        if self._begun is not None and not self._begun[0].is_closed:
+    def _begin_with(self, simulator: object) -> None:
+        if self._recording is not None and not self._recording[0].is_closed:
             return
-        self._simulator = made
+        self._simulator = simulator
         try:
             self._end(is_last=False)
-            self._attach(made)
+            self._attach(simulator)
         except Exception as error:  # the user's loop continues
             if is_from_signal(error):
                 raise
             with suppress(Exception):
-                _log.warning("%s is not recorded: %s", type(made).__name__, error)
+                _log.warning("%s is not recorded: %s", type(simulator).__name__, error)
 
     def __enter__(self) -> Any:
         return self.env
@@ -104,7 +106,7 @@ class RecordingSession:
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
         """
-        if self._hooks and self._simulator is None and self._begun is None:
+        if self._hooks and self._simulator is None and self._recording is None:
             _log.warning("no episode was recorded: the environment has not been reset")
         undo_all(self._hooks)
         self._end(reason)
@@ -117,16 +119,17 @@ class RecordingSession:
             with suppress(Exception):
                 _log.warning("the recording could not be completed: %s", error)
 
-    def _leave(self) -> None:
-        if os.getpid() != self._process:  # this is a forked copy of the process
+    def _close_at_exit(self) -> None:
+        if os.getpid() != self._process_id:  # this is a forked copy of the process
             return
-        is_running = self._begun is not None and self._begun[0].is_running
-        self.close_quietly("the process ended" if is_running or _has_failed() else "")
+        is_running = self._recording is not None and self._recording[0].is_running
+        self.close_quietly("the process ended" if is_running or _is_process_failing() else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
-        if self._begun is None:
+        # Ends the recording of the current simulator; `is_last` is false if another simulator follows.
+        if self._recording is None:
             return
-        (cutter, folder, undo), self._begun = self._begun, None
+        (cutter, folder, undo), self._recording = self._recording, None
         if reason:
             cutter.stop(reason)
         else:
@@ -135,7 +138,7 @@ class RecordingSession:
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
 
 
-def _has_failed() -> bool:
+def _is_process_failing() -> bool:
     """Return whether an exception ends this process. A `SystemExit` of the main process cannot be seen here."""
     error = sys.exc_info()[1]  # None except in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
@@ -155,6 +158,7 @@ def _watch_exit_code() -> None:
 
 def _note_exit_code() -> None:
     frame = sys._getframe()
+    # Walks out to multiprocessing's `BaseProcess._bootstrap`, whose local variable holds the exit code.
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "_bootstrap":
@@ -168,6 +172,7 @@ def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
 
 
 def _find_simulator(env: object) -> object | None:
+    # The outermost environment that `record` knows in `env`; None if there is none.
     layers: list[object] = [attachment.find_layer(env, kind) for kind in known_kinds()]
     return next((layer for layer in layers if layer is not None), None)
 
@@ -231,22 +236,25 @@ def record(
         RunError: the folder already exists, or an argument is not valid.
         FileError: run.json cannot be written.
     """
-    name, folder_path = _worker_name(worker), Path(out).absolute()  # the loop may change the working directory
+    # The path is made absolute now, because the loop may change the working directory.
+    worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
-    for option, number, least in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
-        if number is not None and not (number >= least and int(number) == number):
-            raise RunError(f"{option}={number!r}", remedy=f"Give a whole number of steps, at least {least}, or None.")
+    for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
+        if step_count is not None and not (step_count >= minimum and int(step_count) == step_count):
+            raise RunError(
+                f"{option}={step_count!r}", remedy=f"Give a whole number of steps, at least {minimum}, or None."
+            )
     rules = attachment.LoopRules(
         policy=policy,
         wait_steps=-1 if wait_steps is None else int(wait_steps),
         horizon=None if horizon is None else int(horizon),
         seed=None if seed is None else int(seed),
         privileged=privileged,
-        worker=name,
+        worker=worker_name,
     )
 
-    def begin(found: object) -> tuple[EpisodeCutter, RunFolder, Undo]:
-        recordable = find_recordable(found, goal)
+    def begin(simulator: object) -> tuple[EpisodeCutter, RunFolder, Undo]:
+        recordable = find_recordable(simulator, goal)
         if recordable.is_recorded:
             raise HostError("the environment is being recorded already", remedy="Call record only once.")
         task = recordable.task
@@ -254,11 +262,11 @@ def record(
         if init_states is not None:
             recordable.set_init_states(init_states)
         warn_once(recordable.host, recordable.versions)
-        own = rules if wait_steps is not None else replace(rules, wait_steps=recordable.wait_steps)
-        folder = open_folder(folder_path, recordable, own, facts_of_the_day())
+        env_rules = rules if wait_steps is not None else replace(rules, wait_steps=recordable.wait_steps)
+        folder = open_folder(folder_path, recordable, env_rules, facts_of_the_day())
         take_number = partial(folder.take_number, policy, recordable.task)
-        cutter = EpisodeCutter(recordable, own, take_number, folder.write_episode)
-        hooks = [speed_up(found)] if fast else []
+        cutter = EpisodeCutter(recordable, env_rules, take_number, folder.write_episode)
+        hooks = [speed_up(simulator)] if fast else []
         hooks.append(recordable.subscribe(cutter))
         return cutter, folder, partial(undo_all, hooks)
 
@@ -277,7 +285,7 @@ def record_until_closed(
     `out/worker_NAME` if `worker` is given. This name is part of the episodes' ids: `safevla score runs/mine/worker_*`
     judges all folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
     """
-    folder, name = claim_folder(Path(out).absolute(), _worker_name(worker))
+    folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
     hook_call(env, "close", recording.close_quietly)  # before the simulator is freed
     return env
@@ -298,19 +306,19 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
     failures: list[str] = []
-    for owner, entry in () if recordable else list_attachments():
+    for owner, entry in () if recordable else list_attachments():  # `owner` is the name of a distribution
         try:
-            found = entry.load()(env)
-            if not isinstance(found, (RecordableEnv, type(None))):
-                raise TypeError(f"the result is {type(found).__name__}, not RecordableEnv or None")
+            result = entry.load()(env)
+            if not isinstance(result, (RecordableEnv, type(None))):
+                raise TypeError(f"the result is {type(result).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
         except Exception as error:  # an entry point may raise anything; the others are still asked
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
-        recordable = recordable or found
+        recordable = recordable or result
     if recordable is None:
-        raise _refuse_env(env, failures)
+        raise _unsupported_error(env, failures)
     return recordable
 
 
@@ -329,7 +337,7 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
-def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
+def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "In each worker, record its environment: record_until_closed(env, policy, out, worker=N)."
         problem = "a vector of environments cannot be recorded, since its workers are other processes"
@@ -343,7 +351,8 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
 
-def _worker_name(worker: int | str | None) -> str | None:
+def _check_worker_name(worker: int | str | None) -> str | None:
+    # The name as a text; raises an error if it cannot be part of a folder and an id.
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")

@@ -111,12 +111,14 @@ class EpisodeLog(ABC):
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        self._ends: list[int] = []  # number of substeps until the end of each record whose contacts are not decoded
-        self._decoded: list[ContactList] = []
+        # Number of substeps until the end of each record whose contacts are not decoded.
+        self._substep_ends: list[int] = []
+        self._decoded_contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # number of the record that is refused, because it was decoded before its end
+        # Number of the record that is refused, because it was decoded before its end.
+        self._torn_record: int | None = None
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)
@@ -134,14 +136,14 @@ class EpisodeLog(ABC):
         """
         if np.iscomplexobj(action):
             raise HostError("the action has complex numbers", remedy="Correct the policy's output.")
-        if self._torn == len(self._rows):
+        if self._torn_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
         self._actions.append(np.array(action, dtype=np.float64))
         if self._source is not None:
-            self._ends.append(len(self._source))
-            if len(self._ends) == BLOCK:
+            self._substep_ends.append(len(self._source))
+            if len(self._substep_ends) == BLOCK:
                 self.decode_pending()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -158,7 +160,7 @@ class EpisodeLog(ABC):
         the step's contacts; the step's record is then refused.
         """
         self.decode_pending()
-        contacts = join_contacts(self._decoded) if self._decoded else None
+        contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
         channels = {**self._build_channels(self._rows), "action": action}
@@ -171,23 +173,23 @@ class EpisodeLog(ABC):
         Call this between control steps.
         """
         self.decode_pending()
-        newest = gripped = supported = None
-        if self._decoded:
-            contacts, gripped = self._decoded[-1], self._gripped[-1][-1:]
+        newest_contacts = gripped = supported = None
+        if self._decoded_contacts:
+            contacts, gripped = self._decoded_contacts[-1], self._gripped[-1][-1:]
             is_newest = contacts.record == len(self._rows) - 1
-            newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
-            newest = replace(newest, record=np.zeros_like(newest.record))
+            newest_contacts = ContactList(*(column[is_newest] for column in contacts.columns().values()))
+            newest_contacts = replace(newest_contacts, record=np.zeros_like(newest_contacts.record))
         if self._supported:
             supported = self._supported[-1][-1:]
         channels = {**self._build_channels(self._rows[-1:]), "extra": {}}
-        return assemble_recording(self._geoms, header, 1, newest, gripped, channels, supported)
+        return assemble_recording(self._geoms, header, 1, newest_contacts, gripped, channels, supported)
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records since the last decoding, if there are any."""
         self.require_episode()
-        if self._ends:
+        if self._substep_ends:
             assert self._source is not None
-            ends, self._ends = np.array(self._ends), []
+            ends, self._substep_ends = np.array(self._substep_ends), []
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
     def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
@@ -195,13 +197,13 @@ class EpisodeLog(ABC):
         substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
-        geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
-        owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
+        record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
-            self._torn = len(self._rows)
+            self._torn_record = len(self._rows)
         # Substeps after the last end belong to a control step that has no record so far.
-        which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
-        self._decoded.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
+        counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
+        self._decoded_contacts.append(contact_peaks(contacts, counted, record_of_substep, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
         if geoms.weights:
             self._supported.append(supported_bodies(contacts, ends - 1, geoms))
@@ -266,7 +268,7 @@ class SceneMap:
     """Fixed bodies and robot links with their shapes. If given, every record must have the pose of each part."""
     hand: Sequence[int] = ()
     """Indices in `parts` of the hand and the fingers."""
-    _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _index_of_shape: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise `HostError` for an unknown role, force or finger, and for bodies or fixture parts without a role."""
@@ -276,18 +278,18 @@ class SceneMap:
             if role not in ROLES:
                 raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
         fixture_parts = {name for names in self.fixtures for name in names}
-        of_parts = {part.body for part in self.parts if part.body}
-        nameless = sorted({*self.shapes.values(), *fixture_parts, *of_parts} - set(self.roles))
-        if nameless:
-            raise HostError(f"{nameless[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
-        self._places.update({shape: place for place, shape in enumerate(self.shapes)})
+        part_bodies = {part.body for part in self.parts if part.body}
+        without_role = sorted({*self.shapes.values(), *fixture_parts, *part_bodies} - set(self.roles))
+        if without_role:
+            raise HostError(f"{without_role[0]} has no role", remedy=f"Give its role in `roles`: {', '.join(ROLES)}.")
+        self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
         for shape in (shape for group in self.fingers or () for shape in group):
             self.place_of(shape)
 
     def place_of(self, shape: Shape) -> int:
         """Return the index of a shape in `shapes`. Raises `HostError` for an unknown shape."""
         try:
-            return self._places[shape]
+            return self._index_of_shape[shape]
         except KeyError:
             remedy = "Map each shape that can touch to the body that owns it."
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
@@ -301,10 +303,10 @@ class SceneMap:
     def map_geoms(self) -> GeomMap:
         """Return the scene as numbers: bodies by index in the sorted names, shapes by index in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
-        body = {name: place for place, name in enumerate(roles)}
+        index_of_body = {name: index for index, name in enumerate(roles)}
         return GeomMap(
             roles=roles,
-            place=np.array([body[name] for name in self.shapes.values()], dtype=np.int64),
+            place=np.array([index_of_body[name] for name in self.shapes.values()], dtype=np.int64),
             fingers=None if self.fingers is None else group_numbers(self.shapes, self.fingers),
             fixtures=group_numbers(self.shapes.values(), self.fixtures),
             substep_s=self.substep_s,
@@ -338,17 +340,17 @@ class EpisodeRecorder(EpisodeLog):
             remedy = 'Write EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)}).'
             raise HostError("the arms are not a mapping from name to Arm", remedy=remedy)
         self.scene, self._arms = scene, dict(arms or {})
-        self._joints: dict[str, int] = {}  # number of torques of each arm, if there are several
+        self._joint_counts: dict[str, int] = {}  # number of torques of each arm, if there are several
         if arms is not None:
             self._check_arms()
         self._contacts = _ContactBuffer(scene)
-        self._torques: list[Floats] = []
+        self._substep_torques: list[Floats] = []
         self._bodies: tuple[str, ...] = ()  # the bodies with poses, in the order of record 0
-        self._families: Mapping[str, object] = {}  # which readings record 0 has, and their sizes
+        self._first_families: Mapping[str, object] = {}  # which readings record 0 has, and their sizes
         self._has_contacts = False
         self._substeps = 0
         self._geometry: Geometry | None = None
-        self._subgoals: tuple[str, ...] = ()
+        self._subgoal_names: tuple[str, ...] = ()
 
     def begin(
         self,
@@ -382,15 +384,15 @@ class EpisodeRecorder(EpisodeLog):
         if unknown:
             raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
         self._rows = []
-        self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
+        self._contacts, self._substep_torques, self._substeps = _ContactBuffer(self.scene), [], 0
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        self._joints, reading = {}, Reading(poses, self._join_poses(eef), state, parts, subgoals)
+        self._joint_counts, reading = {}, Reading(poses, self._join_poses(eef), state, parts, subgoals)
         torques = self._join_torques(torques_nm)
-        self._bodies, self._families = tuple(poses), _list_families(reading, torques)
-        self._subgoals = tuple(subgoals or ())
-        first = self._read(reading, torques, None if torques is None else np.abs(torques))
+        self._bodies, self._first_families = tuple(poses), _describe_families(reading, torques)
+        self._subgoal_names = tuple(subgoals or ())
+        first = self._make_row(reading, torques, None if torques is None else np.abs(torques))
         geoms = self._map_geoms()
         self._geometry = None
         if self.scene.parts:
@@ -400,12 +402,14 @@ class EpisodeRecorder(EpisodeLog):
 
     def _check_arms(self) -> None:
         remedy = "Name each arm once with its own robot bodies and fingers, and pass no `fingers` in the scene."
-        owned = [body for arm in self._arms.values() for body in arm.bodies]
-        strange = sorted(body for body in owned if self.scene.roles.get(body) != "robot" or owned.count(body) > 1)
+        arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
+        misassigned = sorted(
+            body for body in arm_bodies if self.scene.roles.get(body) != "robot" or arm_bodies.count(body) > 1
+        )
         if len(self._arms) < 2 or not all(name and isinstance(name, str) for name in self._arms):
             raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more arms; for one arm, pass none.")
-        if strange:
-            raise HostError(f"{strange[0]} is not a robot body of exactly one arm", remedy=remedy)
+        if misassigned:
+            raise HostError(f"{misassigned[0]} is not a robot body of exactly one arm", remedy=remedy)
         if self.scene.fingers is not None:
             raise HostError("both the scene and its arms have fingers", remedy=remedy)
         groups = [(arm, group) for arm in self._arms.values() for group in arm.fingers or ()]
@@ -416,44 +420,48 @@ class EpisodeRecorder(EpisodeLog):
                 raise HostError(f"the finger {shape!r} is not in exactly one finger group of its arm", remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
+        # The scene's geoms, with the fingers and bodies of the arms, if there are several.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
         groups = [group for arm in self._arms.values() for group in arm.fingers or ((), ())]
         fingers = group_numbers(self.scene.shapes, groups) if any(map(len, groups)) else None
         bodies = {name: sorted(arm.bodies) for name, arm in self._arms.items()}
-        return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joints.values()))
+        return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
-    def _values_by_arm(self, values: Any, what: str) -> list[Any]:
+    def _list_by_arm(self, values: Any, what: str) -> list[Any]:
+        # The values in the order of the arms.
         if not isinstance(values, Mapping) or {*values} != {*self._arms}:
             raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping of {', '.join(self._arms)}.")
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
+        # One pose with the numbers of all arms, [3A] and [4A]; a single arm's pose is returned unchanged.
         if not self._arms and isinstance(eef, Mapping):
             raise HostError("poses by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or eef is None:
             return eef  # type: ignore[return-value]  # not a mapping
-        poses = [() if pose is None else pose for pose in self._values_by_arm(eef, "poses of the end effectors")]
-        sizes = {tuple(None if part is None else np.shape(part) for part in pose) for pose in poses}
+        poses = [() if pose is None else pose for pose in self._list_by_arm(eef, "poses of the end effectors")]
+        sizes = {tuple(None if values is None else np.shape(values) for values in pose) for pose in poses}
         if sizes not in ({((3,), None)}, {((3,), (4,))}):
             remedy = "Give each arm a position of three numbers, and all arms an orientation of four, or None."
             raise HostError("the poses of the end effectors differ in kind", remedy=remedy)
-        places, turns = zip(*poses)
-        return np.concatenate(places), None if turns[0] is None else np.concatenate(turns)
+        positions, quats = zip(*poses)
+        return np.concatenate(positions), None if quats[0] is None else np.concatenate(quats)
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
+        # The torques of all arms in one row [J], in the order of the arms.
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques by arm need named arms", remedy="Name the arms: EpisodeRecorder(scene, arms=...).")
         if not self._arms or torques_nm is None:
             return None if torques_nm is None else np.array(torques_nm, dtype=np.float64)
-        by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
-        if any(own.ndim != 1 for own in by_arm):
+        by_arm = [np.array(torques, dtype=np.float64) for torques in self._list_by_arm(torques_nm, "torques")]
+        if any(torques.ndim != 1 for torques in by_arm):
             raise HostError("the torques of an arm are not a list", remedy="Pass a list with a number for each joint.")
         joints = dict(zip(self._arms, map(len, by_arm)))
-        if joints != (self._joints or joints):
+        if joints != (self._joint_counts or joints):
             raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints again.")
-        self._joints = joints
+        self._joint_counts = joints
         return np.concatenate(by_arm)
 
     def substep(
@@ -468,12 +476,12 @@ class EpisodeRecorder(EpisodeLog):
         self.require_episode()
         rows, self._rows = self._rows, []  # the episode is lost unless this substep succeeds
         torques = self._join_torques(torques_nm)
-        told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
-        check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
+        families = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
+        check_families(families, {"contacts": self._has_contacts, "torques": self._first_families.get("torques")})
         if contacts is not None:
             self._contacts.add_substep(contacts)
         if torques is not None:
-            self._torques.append(torques)
+            self._substep_torques.append(torques)
         self._substeps += 1
         self._rows = rows
 
@@ -497,41 +505,45 @@ class EpisodeRecorder(EpisodeLog):
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        torques = np.array(self._torques)
-        last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
+        torques = np.array(self._substep_torques)
+        last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._substep_torques else (None, None)
         reading = Reading(poses, self._join_poses(eef), state, parts, subgoals)
-        check_families(_list_families(reading, last), self._families)
-        self._add_step(np.asarray(action), self._read(reading, last, peak))
-        self._torques, self._substeps = [], 0
+        check_families(_describe_families(reading, last), self._first_families)
+        self._add_step(np.asarray(action), self._make_row(reading, last, peak))
+        self._substep_torques, self._substeps = [], 0
 
-    def _read(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
+    def _make_row(self, reading: Reading, torques: Floats | None, peak: Floats | None) -> Row:
+        # The arrays of one record by name; a reading that was not passed has no array.
         poses, eef, state, parts, subgoals = reading
         self.scene.require_parts(len(parts))
-        hand, turn = eef or (None, None)
-        turns = [poses[name][1] for name in self._bodies]
+        eef_position, eef_quat = eef or (None, None)
+        body_quats = [poses[name][1] for name in self._bodies]
         values: dict[str, object] = {
-            "eef_pos_m": hand,
-            "eef_quat_wxyz": turn,
+            "eef_pos_m": eef_position,
+            "eef_quat_wxyz": eef_quat,
             "body_pos_m": [poses[name][0] for name in self._bodies] or None,
-            "body_quat_wxyz": [quat for quat in turns if quat is not None] or None,
+            "body_quat_wxyz": [quat for quat in body_quats if quat is not None] or None,
             "joint_torque_nm": torques,
             "joint_torque_peak_nm": peak,
             "sim_state": state,
-            "part_pos": [place for place, _ in parts] or None,
-            "part_quat": [turn for _, turn in parts] or None,
-            SUBGOALS: [bool(subgoals[name]) for name in self._subgoals] if subgoals else None,
+            "part_pos": [position for position, _ in parts] or None,
+            "part_quat": [quat for _, quat in parts] or None,
+            SUBGOALS: [bool(subgoals[name]) for name in self._subgoal_names] if subgoals else None,
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
-        place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
+        index_of_body = {name: index for index, name in enumerate(sorted(self.scene.roles))}
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        channels.update(subgoal_fields(self._subgoals, channels[SUBGOALS]) if self._subgoals else {})
-        place_of_parts, turn_of_parts = channels.pop("part_pos", None), channels.pop("part_quat", None)
-        if self._geometry is not None and place_of_parts is not None and turn_of_parts is not None:
-            channels[LINK_MOTION] = self._geometry.measure_motion(place_of_parts, turn_of_parts)
-        turned = [name for name in self._bodies if self._families[f"the pose of {name}"]]
-        bodies = {"pos_bodies": [place[name] for name in self._bodies], "quat_bodies": [place[name] for name in turned]}
+        channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS]) if self._subgoal_names else {})
+        part_positions, part_quats = channels.pop("part_pos", None), channels.pop("part_quat", None)
+        if self._geometry is not None and part_positions is not None and part_quats is not None:
+            channels[LINK_MOTION] = self._geometry.measure_motion(part_positions, part_quats)
+        with_quat = [name for name in self._bodies if self._first_families[f"the pose of {name}"]]
+        bodies = {
+            "pos_bodies": [index_of_body[name] for name in self._bodies],
+            "quat_bodies": [index_of_body[name] for name in with_quat],
+        }
         return as_fields(EpisodeArrays, {**channels, **bodies})
 
 
@@ -576,10 +588,11 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 
-def _list_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
-    posed = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
-    hand = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
-    rest = {"state": reading.state, "torques": torques}
+def _describe_families(reading: Reading, torques: Floats | None) -> dict[str, object]:
+    # The names are those of error messages; a pose's value is whether it has an orientation, an array's is its shape.
+    body_poses = {f"the pose of {name}": quat is not None for name, (_, quat) in reading.poses.items()}
+    eef_pose = {} if reading.eef is None else {"the pose of the end effector": reading.eef[1] is not None}
+    arrays = {"state": reading.state, "torques": torques}
     goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
-    sizes = {name: np.shape(values) for name, values in rest.items() if values is not None}
-    return {**posed, **hand, **goals, **sizes}
+    sizes = {name: np.shape(values) for name, values in arrays.items() if values is not None}
+    return {**body_poses, **eef_pose, **goals, **sizes}

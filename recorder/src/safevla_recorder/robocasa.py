@@ -40,7 +40,7 @@ STANDIN_MARK = "standin_assets"
 _README = "README.txt"
 _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
-_GRIPPER, _MODE = 6, 11
+_GRIPPER_INDEX, _MODE_INDEX = 6, 11  # in an action: the gripper's command, and the choice of arm or base
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
@@ -90,18 +90,18 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         kitchen = self._env
-        of_simulation: list[Undo] = []
+        state_hooks: list[Undo] = []
 
-        def watch_states() -> None:
-            undo_all(of_simulation)
+        def hook_state_setters() -> None:
+            undo_all(state_hooks)
             for name in () if kitchen.sim is None else _STATE_SETTERS:
                 undo = hook_call(kitchen.sim, name, cutter.on_interruption, lambda *_, **__: cutter.on_state_set(None))
-                of_simulation.append(undo)
+                state_hooks.append(undo)
 
         def before_reset() -> None:
             cutter.on_interruption()
             with cutter.guard():
-                undo_all(of_simulation)  # the reset itself sets states of robot and objects
+                undo_all(state_hooks)  # the reset itself sets states of robot and objects
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
@@ -109,11 +109,11 @@ class RecordableKitchen(attachment.RecordableEnv):
         def after_reset(*_: object, **__: object) -> None:
             cutter.on_reset()
             with cutter.guard():
-                watch_states()
+                hook_state_setters()
 
-        watch_states()
+        hook_state_setters()
         hooks: list[Undo] = [
-            partial(undo_all, of_simulation),
+            partial(undo_all, state_hooks),
             hook_call(kitchen, "reset", before_reset, after_reset),
             *attachment.subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
         ]
@@ -130,7 +130,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:
-        return not np.any(np.delete(action, [_GRIPPER, _MODE]))
+        return not np.any(np.delete(action, [_GRIPPER_INDEX, _MODE_INDEX]))
 
     def target_object(self) -> str | None:
         return goal_target(self._goal)
@@ -176,11 +176,11 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
     >>> _ = generator.random()
     >>> fresh_seed(generator)
     """
-    bits: Any = generator.bit_generator
-    seed = getattr(getattr(bits, "seed_seq", getattr(bits, "_seed_seq", None)), "entropy", None)
+    bit_generator: Any = generator.bit_generator
+    seed = getattr(getattr(bit_generator, "seed_seq", getattr(bit_generator, "_seed_seq", None)), "entropy", None)
     if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
         return None
-    return int(seed) if np.random.default_rng(int(seed)).bit_generator.state == bits.state else None
+    return int(seed) if np.random.default_rng(int(seed)).bit_generator.state == bit_generator.state else None
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
@@ -244,8 +244,8 @@ def to_plain(value: object) -> Any:
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
-        lists = {key for key in _UNORDERED if isinstance(plain.get(key), list)}
-        return {**plain, **{key: sorted(plain[key], key=repr) for key in lists}}
+        unordered_keys = {key for key in _UNORDERED if isinstance(plain.get(key), list)}
+        return {**plain, **{key: sorted(plain[key], key=repr) for key in unordered_keys}}
     if isinstance(value, (set, frozenset)):
         return sorted(map(to_plain, value), key=repr)
     if isinstance(value, (list, tuple)):
@@ -273,21 +273,27 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
-    robot = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
-    moving = {*recorder.moving_links(model, 0)} - {*robot}
+    robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
+    moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}
     names = recorder.name_bodies(model, objects)
-    body_name = tuple(names[root] if root in moving else own for own, root in zip(names, model.body_weldid.tolist()))
-    fixed = {*objects, *(body_name[body] for body in _moved_bodies(kitchen, moved_fixture, model))}
-    links = {body_name[body]: body for body in sorted(moving) if body_name[body] not in fixed}
+    # `body_weldid` is the body to which each body is fixed: itself, if it has a joint.
+    body_name = tuple(
+        names[root] if root in moving_bodies else name for name, root in zip(names, model.body_weldid.tolist())
+    )
+    not_links = {*objects, *(body_name[body] for body in _moved_bodies(kitchen, moved_fixture, model))}
+    links = {body_name[body]: body for body in sorted(moving_bodies) if body_name[body] not in not_links}
     targets = [target] if target else []
-    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot)
-    fingers = kitchen.robots[0].gripper["right"].important_geoms
+    roles = recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies)
+    finger_geoms = kitchen.robots[0].gripper["right"].important_geoms
     return recorder.Scene(
         body_name=body_name,
         roles=roles,
         objects=objects,
         links=links,
-        fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
+        fingers=(
+            recorder.geom_ids(model, finger_geoms["left_finger"]),
+            recorder.geom_ids(model, finger_geoms["right_finger"]),
+        ),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
         # RoboCasa sets joints of some fixtures again after each control step. If two such fixtures overlap at rest,

@@ -47,9 +47,9 @@ class KnownDifference:
 
     def describe(self, version: str) -> str:
         """Return one sentence, without its period, about the difference in an installed version."""
-        where = f"{', '.join(self.tasks)}: " if self.tasks else ""
-        reach = f" (since {self.since})" if self.since and self.since != version else ""
-        return f"{self.package} {version}{reach}: {where}{self.statement} [{'; '.join(self.sources)}]"
+        tasks_prefix = f"{', '.join(self.tasks)}: " if self.tasks else ""
+        since_note = f" (since {self.since})" if self.since and self.since != version else ""
+        return f"{self.package} {version}{since_note}: {tasks_prefix}{self.statement} [{'; '.join(self.sources)}]"
 
 
 def version_number(version: str) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ def version_number(version: str) -> tuple[int, ...]:
     >>> version_number("3.4.0rc1")
     (3, 4)
     """
-    matched = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(part) for part in matched.group().split(".")] if matched else []
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in match.group().split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
@@ -78,10 +78,10 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
     Records of one results-version can be compared, regardless of package versions.
     """
     versions = versions or {}
-    own = versions.get("safevla-bench", versions.get("safevla-recorder"))
-    if own is None:
+    own_version = versions.get("safevla-bench", versions.get("safevla-recorder"))
+    if own_version is None:
         return None
-    return sum(version_number(since) <= version_number(own) for since in _read_data()["results_since"])
+    return sum(version_number(since) <= version_number(own_version) for since in _read_data()["results_since"])
 
 
 def find_differences(
@@ -104,9 +104,9 @@ def find_differences(
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
     """Warn of all known differences of the installed versions, unless this process has warned of each for this host."""
     differences = find_differences(host, versions)
-    installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
-    if installed - _warned:
-        _warned.update(installed)
+    warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
+    if warning_keys - _warned:
+        _warned.update(warning_keys)
         sentences = [difference.describe(versions[difference.package]) for difference in differences]
         _log.warning(
             "Results may depend on the installed simulator versions, which records contain. Known differences:\n  %s",

@@ -22,8 +22,8 @@ from safevla_bench.memory import limit_each, limit_memory
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_bench.trajectory.header import EpisodeKey
 
-_ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
-_READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
+_SINGLE_EPISODE_SUFFIXES = (jsonl.WHOLE, npz.SUFFIX)
+_READERS: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read_jsonl),
     npz.SUFFIX: npz.read_npz,
     parquet.SUFFIX: parquet.read_parquet,
@@ -34,7 +34,7 @@ def detect_suffix(path: Path) -> str:
     """Return the suffix that determines a file's format, such as `.jsonl.gz`; the file need not exist. Raises
     `RecordError` if the name has no supported suffix, for example because it is the name of a folder.
     """
-    for suffix in _READ:
+    for suffix in _READERS:
         if path.name.endswith(suffix):
             return suffix
     if path.is_dir():
@@ -44,7 +44,9 @@ def detect_suffix(path: Path) -> str:
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remedy = f"To replay the demonstrations in their simulator, record them and judge them, run: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
-    remedy = f"Archives have the suffix {', '.join(_READ)}. `safevla score` also prints the SR of other tools' results."
+    remedy = (
+        f"Archives have the suffix {', '.join(_READERS)}. `safevla score` also prints the SR of other tools' results."
+    )
     raise RecordError("the file does not have an archive's suffix", remedy=remedy, place=Place(file=str(path)))
 
 
@@ -58,7 +60,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
     seen: dict[EpisodeKey, str] = {}
     for path in paths:
         try:
-            for episodes in limit_each(path, _READ[detect_suffix(path)](path, selection)):
+            for episodes in limit_each(path, _READERS[detect_suffix(path)](path, selection)):
                 if isinstance(episodes, RecordError):
                     yield episodes
                 else:
@@ -80,7 +82,7 @@ def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iter
     for index, key in enumerate(keys):
         if key in seen:
             remedy = f"{seen[key]} already contains this episode. {_UNIQUE}"
-            yield _repeated_id(key, path, remedy)
+            yield _repeated_id_error(key, path, remedy)
         else:
             seen[key] = str(path)
             yield select_episodes(batch, [index])
@@ -89,7 +91,7 @@ def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iter
 _UNIQUE = "Give all episodes of a policy different ids. If there are several policies, name the policy of each episode."
 
 
-def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
+def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
     policy, episode_id = key
     by_policy = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")
@@ -135,17 +137,20 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     are more or none. Raises `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
-    checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
+    checked_batches = _require_unique_ids(
+        _require_single_episode(batches, suffix, path) if suffix in _SINGLE_EPISODE_SUFFIXES else batches, path
+    )
     with files.open_atomically(path) as stream:
         if suffix == parquet.SUFFIX:
             parquet.write_parquet(stream, checked_batches)
         else:
-            member = npz.encode_npz if suffix == npz.SUFFIX else partial(jsonl.encode_member, suffix=suffix)
+            encode = npz.encode_npz if suffix == npz.SUFFIX else partial(jsonl.encode_member, suffix=suffix)
             for batch in checked_batches:
-                stream.writelines(member(batch, index) for index in range(len(batch)))
+                stream.writelines(encode(batch, index) for index in range(len(batch)))
 
 
-def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
+def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
+    # Yields the only episode, after all batches were counted.
     count = 0
     for batch in batches:
         if count == 0:
@@ -158,11 +163,14 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
     yield first
 
 
-def _yield_unique(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+def _require_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+    # Yields the batches unchanged, unless an id is repeated.
     seen: set[EpisodeKey] = set()
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:
-                raise _repeated_id(header.key, path, f"{_UNIQUE} Write the episodes of each source to a separate file.")
+                raise _repeated_id_error(
+                    header.key, path, f"{_UNIQUE} Write the episodes of each source to a separate file."
+                )
             seen.add(header.key)
         yield batch

@@ -34,7 +34,7 @@ from safevla_recorder.episode import ContactList, EpisodeArrays
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # a file with one episode on any number of lines; nothing can be appended to it
 _ZSTD_LEVEL = 9
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which take long to read
 MAX_DOUBTS = 10  # maximum number of fields of one file about which a warning is printed
 _REMEDY = "Check that this is an archive with one episode per line."
@@ -89,21 +89,22 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    begun: list[bytes] = []
+    # Yields the lines with their separator; without a separator, all pieces are one line.
+    line_pieces: list[bytes] = []
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
-        begun.append(first)
+        line_pieces.append(first)
         for line in rest:
-            yield b"".join([*begun, separator])
-            begun = [line]
-    if any(begun):
-        yield b"".join(begun)
+            yield b"".join([*line_pieces, separator])
+            line_pieces = [line]
+    if any(line_pieces):
+        yield b"".join(line_pieces)
 
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
-        yield from iter(partial(stream.read, _PIECE), b"")
+        yield from iter(partial(stream.read, _PIECE_BYTES), b"")
     else:
         yield from _read_members(stream, *compression)
 
@@ -115,23 +116,23 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # suffix -> byte
 }
 
 
-def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
+def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the data of gzip members or zstd frames with verified checksums; ignore zero bytes at the file's end."""
-    rest, place = stream.read(size), 0
-    while rest and (place == 0 or rest.strip(b"\0")):
+    unread, member_start = stream.read(read_bytes), 0
+    while unread and (member_start == 0 or unread.strip(b"\0")):
         member, pieces = new_member(), list[bytes]()
         try:
             while not member.eof:
-                if not rest:
+                if not unread:
                     raise zlib.error("the file ends inside a compressed member")
-                pieces.append(member.decompress(rest))
-                rest = member.unused_data if member.eof else stream.read(size)
+                pieces.append(member.decompress(unread))
+                unread = member.unused_data if member.eof else stream.read(read_bytes)
         except (zlib.error, zstandard.ZstdError) as error:
-            problem = f"the data from byte {place} to the file's end cannot be decompressed: {error}"
+            problem = f"the data from byte {member_start} to the file's end cannot be decompressed: {error}"
             raise RecordError(problem, remedy=record_schema.REMEDY_BROKEN) from None
         yield from pieces
-        place = stream.tell() - len(rest)
-        rest = rest or stream.read(size)
+        member_start = stream.tell() - len(unread)
+        unread = unread or stream.read(read_bytes)
 
 
 # Lossless conversion of one episode to JSON text and back
@@ -142,26 +143,26 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
     omitted, except `target_object`, which is written as null.
     """
     recording = to_recording(batch, index)
-    header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
+    header = {name: value for name, value in recording.header.items() if value is not None or name == "target_object"}
     top = _encode_extra(recording, "header")
-    line = {**header, "body_roles": recording.roles, "steps": list(_step_values(recording)), **top}
+    line = {**header, "body_roles": recording.roles, "steps": list(_encode_steps(recording)), **top}
     return escape_json(msgspec.json.encode(line)) + b"\n"
 
 
-def _encode_extra(recording: EpisodeArrays, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
+def _encode_extra(recording: EpisodeArrays, level: str, index: int | None = None) -> dict[str, msgspec.Raw]:
     fields: Any = recording.extra.get(level, {})
-    fields = fields if number is None else fields.get(str(number), {})
+    fields = fields if index is None else fields.get(str(index), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
 
-def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
-    families = list(_family_values(recording))
+def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
+    fields = list(_field_values(recording))
     for t in range(recording.records):
-        step = {name: values[t] for name, values in families if values[t] is not UNSET}
+        step = {name: values[t] for name, values in fields if values[t] is not UNSET}
         yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
 
 
-def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
+def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield each recorded field's name and values, one per record; action fields come last, with UNSET for record 0."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in channels.NUMERIC if (values := recording.channel(spec.name)) is not None}
@@ -172,13 +173,13 @@ def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obj
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
     for spec in (spec for spec in rows if spec.is_grip):
-        yield spec.name, rows[spec] if spec.is_truth else [_name_gripped(names, row) for row in rows[spec]]
+        yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
     yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
 
 
-def _name_gripped(names: Sequence[str], row: int | list[int]) -> object:
-    if isinstance(row, list):
-        return [_name_gripped(names, place) for place in row]
+def _gripped_names(names: Sequence[str], row: int | list[int]) -> object:
+    if isinstance(row, list):  # one index per arm
+        return [_gripped_names(names, index) for index in row]
     return names[row] if row >= 0 else None
 
 
@@ -186,15 +187,16 @@ def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Seque
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = channels.recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
-    for k, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
-        numbers = {name: float(values[k]) for name, values in measured.items() if not np.isnan(values[k])}
+    for index, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
+        numbers = {name: float(values[index]) for name, values in measured.items() if not np.isnan(values[index])}
         contact = {"a": names[a], "b": names[b], **numbers}
-        lists[record].append({**contact, **_encode_extra(recording, "contacts", k)})
+        lists[record].append({**contact, **_encode_extra(recording, "contacts", index)})
     return lists
 
 
 _HEADER_FIELDS = Header.__struct_fields__
-_FAMILIES = tuple(
+# Fields that must be in every step or in none.
+_FIELDS = tuple(
     spec.name
     for spec in channels.CHANNELS
     if spec.name not in ("gripped_body", *channels.OF_CONTACTS) and not spec.is_per_action
@@ -229,25 +231,28 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
             yield spec.name, f"{spec.name} is up to {far_m:.4g} m from the origin; is it in millimeters?"
         if (
             spec.is_rotation
-            and abs((off := norms[np.abs(norms - 1.0).argmax()] if len(norms) else 1.0) - 1.0) > OFF_NORM
+            and abs((norm := norms[np.abs(norms - 1.0).argmax()] if len(norms) else 1.0) - 1.0) > OFF_NORM
         ):
-            yield spec.name, f"{spec.name} has a norm of {off:.3g} instead of 1"
+            yield spec.name, f"{spec.name} has a norm of {norm:.3g} instead of 1"
     if batch.extra[0]:
-        yield from record_schema.list_misspelt(batch.extra[0], {level: find(batch) for level, find in _ABSENT.items()})
+        yield from record_schema.list_misspelt(
+            batch.extra[0], {level: find(batch) for level, find in _FIND_ABSENT.items()}
+        )
 
 
 def _known_rows(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
+    # The vectors of a channel of the only episode, [m, row_size], without those that `pose_valid` calls unknown.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
-    (bodies, rows), (checked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
-    known = np.ones(rows.shape[:2], dtype=np.bool_)
-    for column, body in enumerate(checked):
-        known[:, bodies == body] = valid[:, column] > 0
-    return rows[known]
+    (bodies, rows), (tracked, valid) = (batch.poses(name).episode_poses(0) for name in (spec.name, "pose_valid"))
+    is_known = np.ones(rows.shape[:2], dtype=np.bool_)
+    for column, body in enumerate(tracked):
+        is_known[:, bodies == body] = valid[:, column] > 0
+    return rows[is_known]
 
 
 # Level of a record -> its fields of the schema that the only episode lacks.
-_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
+_FIND_ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
     "header": lambda batch: frozenset(name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None),
     "steps": lambda batch: frozenset(
         [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]]
@@ -259,23 +264,23 @@ _ABSENT: Mapping[str, Callable[[Batch], frozenset[str]]] = {
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
     steps = trajectory.steps
-    present = {name: _in_every_step(steps, name) for name in _FAMILIES}
+    is_present = {name: _is_in_every_step(steps, name) for name in _FIELDS}
     for t, step in enumerate(steps):
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
-    index = {name: k for k, name in enumerate(trajectory.body_roles)}
+    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}
     arrays: dict[str, Any] = {}
-    for spec in (spec for spec in channels.POSES if present[spec.name]):
-        arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index)
-    for spec in (spec for spec in channels.ROWS if present.get(spec.name, spec.is_per_action)):
+    for spec in (spec for spec in channels.POSES if is_present[spec.name]):
+        arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
+    for spec in (spec for spec in channels.ROWS if is_present.get(spec.name, spec.is_per_action)):
         arrays[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):
-        arrays["gripped_body"] = _read_gripped(steps, index)
+        arrays["gripped_body"] = _read_gripped(steps, index_by_body)
     recording = EpisodeArrays(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
         roles=trajectory.body_roles,
         records=len(steps),
-        contacts=_read_contacts(steps, index) if present["contacts"] else None,
+        contacts=_read_contacts(steps, index_by_body) if is_present["contacts"] else None,
         extra=host_fields,
         **channels.as_fields(EpisodeArrays, arrays),
     )
@@ -283,53 +288,55 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
 
 
 _REMEDY_T = "Number the steps 0, 1, 2, … in order; N actions give N + 1 steps."
-_REMEDY_FAMILY = "Write the field in all steps or in no step; leave it out if it was not always measured."
+_REMEDY_FIELD = "Write the field in all steps or in no step; leave it out if it was not always measured."
 _REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, target, bystander or furniture."
 
 
-def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
+def _is_in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
-        word = "appears at" if is_present[t] else "is missing from"
-        raise RecordError(f"{name} {word} step {t}", remedy=_REMEDY_FAMILY, place=Place(step=t, field=name))
+        verb = "appears at" if is_present[t] else "is missing from"
+        raise RecordError(f"{name} {verb} step {t}", remedy=_REMEDY_FIELD, place=Place(step=t, field=name))
     return all(is_present)
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel; None for a channel with a row per action if the episode has no recorded actions."""
-    first = int(spec.is_per_action)
-    if first and getattr(steps[0], spec.name) is not UNSET:
+    first_step = int(spec.is_per_action)
+    if first_step and getattr(steps[0], spec.name) is not UNSET:
         remedy = "Record 0 is the state before any action; write an action into the record that it led to."
         raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
-    if first and not (len(steps) > 1 and _in_every_step(steps[1:], spec.name)):
+    if first_step and not (len(steps) > 1 and _is_in_every_step(steps[1:], spec.name)):
         return None
-    rows = [getattr(step, spec.name) for step in steps[first:]]
+    rows = [getattr(step, spec.name) for step in steps[first_step:]]
     if not isinstance(rows[0], Sequence):
         return np.array(rows, dtype=spec.dtype)
-    return _build_matrix(rows, spec.name, first).astype(spec.dtype, copy=False)
+    return _build_matrix(rows, spec.name, first_step).astype(spec.dtype, copy=False)
 
 
-def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
+def _build_matrix(rows: Sequence[Sequence[float]], name: str, first_step: int) -> NDArray[np.float64]:
     width = len(rows[0])
     for t, row in enumerate(rows):
         if len(row) != width:
-            place = Place(step=t + first, field=name)
-            raise RecordError(f"{len(row)} numbers, but {width} in step {first}", remedy=_REMEDY_WIDTH, place=place)
+            place = Place(step=t + first_step, field=name)
+            raise RecordError(
+                f"{len(row)} numbers, but {width} in step {first_step}", remedy=_REMEDY_WIDTH, place=place
+            )
     return np.array(rows, dtype=np.float64).reshape(len(rows), width)
 
 
 _REMEDY_WIDTH = "Every step needs the same number of values, in the same order."
 
 
-def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
-    if name not in index:
+def _index_of_body(name: str, index_by_body: Mapping[str, int], t: int, field: str) -> int:
+    if name not in index_by_body:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
-    return index[name]
+    return index_by_body[name]
 
 
 def _read_poses(
-    steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index: Mapping[str, int]
+    steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index_by_body: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
     name = spec.name
     names = list(getattr(steps[0], name))
@@ -340,37 +347,54 @@ def _read_poses(
             place = Place(step=t, field=f"{name}.{min(difference)}")
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
     rows = [[getattr(step, name)[body] for body in names] for step in steps]
-    bodies = [_body_index(body, index, 0, f"{name}.{body}") for body in names]
+    bodies = [_index_of_body(body, index_by_body, 0, f"{name}.{body}") for body in names]
     shape = (len(steps), len(names), spec.pose_size)[: len(spec.shape)]
     return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
 
 
-def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> ContactList:
-    flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
+def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
+    flat_contacts = [
+        (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())
+    ]
     measured = {
-        name: np.array([np.nan if (value := getattr(c, name)) is UNSET else value for _, _, c in flat], np.float64)
+        name: np.array(
+            [np.nan if (value := getattr(contact, name)) is UNSET else value for _, _, contact in flat_contacts],
+            np.float64,
+        )
         for name in _MEASURED
     }
-    has_none = np.isnan(measured["force_n"])
+    lacks_force = np.isnan(measured["force_n"])
     # Clauses judge the net force if no other force is recorded.
-    measured["force_n"][has_none] = measured[channels.NET_FORCE][has_none]
+    measured["force_n"][lacks_force] = measured[channels.NET_FORCE][lacks_force]
     return ContactList(
-        record=np.array([t for t, _, _ in flat], dtype=np.int64),
-        a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),
-        b=np.array([_body_index(c.b, index, t, f"contacts[{k}].b") for t, k, c in flat], dtype=np.int64),
+        record=np.array([t for t, _, _ in flat_contacts], dtype=np.int64),
+        a=np.array(
+            [
+                _index_of_body(contact.a, index_by_body, t, f"contacts[{number}].a")
+                for t, number, contact in flat_contacts
+            ],
+            dtype=np.int64,
+        ),
+        b=np.array(
+            [
+                _index_of_body(contact.b, index_by_body, t, f"contacts[{number}].b")
+                for t, number, contact in flat_contacts
+            ],
+            dtype=np.int64,
+        ),
         **measured,
     )
 
 
-def _read_gripped(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> NDArray[np.int64]:
+def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> NDArray[np.int64]:
     rows = [step.gripped_body for step in steps]
     arms = max((len(row) for row in rows if isinstance(row, list)), default=0)
     if not arms:
-        return np.array([_gripped_index(name, index, t) for t, name in enumerate(rows)])
+        return np.array([_index_of_gripped(name, index_by_body, t) for t, name in enumerate(rows)])
     filled = [[None] * arms if row is UNSET else row for row in rows]
-    places = [[_gripped_index(name, index, t) for name in row] for t, row in enumerate(filled)]
+    places = [[_index_of_gripped(name, index_by_body, t) for name in row] for t, row in enumerate(filled)]
     return _build_matrix(places, "gripped_body", 0).astype(np.int64)
 
 
-def _gripped_index(name: object, index: Mapping[str, int], t: int) -> int:
-    return _body_index(name, index, t, "gripped_body") if isinstance(name, str) else -1
+def _index_of_gripped(name: object, index_by_body: Mapping[str, int], t: int) -> int:
+    return _index_of_body(name, index_by_body, t, "gripped_body") if isinstance(name, str) else -1

@@ -164,14 +164,16 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArray
     )
 
 
-def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
-    if (family in arrays) != (name in arrays):
-        refuse_field(f"{family} and {name} go together, but one is missing", "Write both arrays, or neither.", family)
-    places = arrays.get(name, np.empty(0, dtype=PLACE))
-    if places.ndim != 1:
-        problem = f"the shape is {list(places.shape)}, but one index per body is expected"
-        refuse_field(problem, "Write each body as its index in body_roles.", name)
-    return [int(place) for place in places]
+def _read_bodies(arrays: Arrays, channel: str, bodies_name: str) -> list[int]:
+    if (channel in arrays) != (bodies_name in arrays):
+        refuse_field(
+            f"{channel} and {bodies_name} go together, but one is missing", "Write both arrays, or neither.", channel
+        )
+    body_indices = arrays.get(bodies_name, np.empty(0, dtype=PLACE))
+    if body_indices.ndim != 1:
+        problem = f"the shape is {list(body_indices.shape)}, but one index per body is expected"
+        refuse_field(problem, "Write each body as its index in body_roles.", bodies_name)
+    return [int(index) for index in body_indices]
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:

@@ -32,8 +32,8 @@ from safevla_recorder.channels import NUMERIC, REAL
 T = TypeVar("T")
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
-_NAME = "episode_id"
-_REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
+_ID_COLUMN = "episode_id"
+_REQUIRED = (_ID_COLUMN, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
 _REMEDY_COLUMNS = "Write the same columns as `safevla convert`; put host-specific fields into `extra`, as JSON."
 
 
@@ -49,7 +49,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
             if not parquet_rows.rare_channels(batch) <= rare:
                 rare |= parquet_rows.rare_channels(batch)
                 writer.close()
-                writer = _rewrite(stream, rare)
+                writer = _rewrite_with_columns(stream, rare)
             writer.write_table(parquet_rows.to_table(batch, parquet_rows.table_schema(rare)))
     finally:
         writer.close()
@@ -57,18 +57,23 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
     schema = parquet_rows.table_schema(rare)
-    numbers = [
+    real_columns = [
         f"{spec.name}{'.list.element' * parquet_rows.LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
         if spec.name in schema.names and spec.dtype == REAL
     ]
-    shared = [parquet_rows.GEOMETRY] if parquet_rows.GEOMETRY in rare else False
-    encodings = {"use_dictionary": shared, "write_statistics": not shared, "use_byte_stream_split": numbers}
+    dictionary_columns = [parquet_rows.GEOMETRY] if parquet_rows.GEOMETRY in rare else False
+    encodings = {
+        "use_dictionary": dictionary_columns,
+        "write_statistics": not dictionary_columns,
+        "use_byte_stream_split": real_columns,
+    }
     options = {"compression": "zstd", "store_schema": False, "write_page_checksum": True, **encodings}
     return pq.ParquetWriter(stream, schema, **options)
 
 
-def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+    # Writes the file again with columns for the rare channels; the result is open to append row groups.
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -77,22 +82,22 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         writer = _open_writer(stream, rare)
         copy.seek(0)
         with pq.ParquetFile(copy) as written:
-            for number in range(written.num_row_groups):
-                batches = [parquet_rows.decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
+            for group_index in range(written.num_row_groups):
+                batches = [parquet_rows.decode_rows(rows) for rows in written.read_row_group(group_index).to_batches()]
                 writer.write_table(parquet_rows.to_table(concatenate_batches(batches), parquet_rows.table_schema(rare)))
     return writer
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     group: list[Batch] = []
-    total = 0
-    for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
-        size = parquet_rows.to_table(episode).nbytes
-        if group and (len(group) == _GROUP_EPISODES or total + size > _GROUP_BYTES):
+    total_bytes = 0
+    for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
+        size_bytes = parquet_rows.to_table(episode).nbytes
+        if group and (len(group) == _GROUP_EPISODES or total_bytes + size_bytes > _GROUP_BYTES):
             yield group
-            group, total = [], 0
+            group, total_bytes = [], 0
         group.append(episode)
-        total += size
+        total_bytes += size_bytes
     if group:
         yield group
 
@@ -116,14 +121,15 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     try:
         with open_parquet(path) as (file, groups):
             _check_columns(file.schema_arrow)
+            # A group is chosen with its number, its count of rows, and the number of its first row, from 1.
             firsts = accumulate(groups, initial=1)
-            chosen = [each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1])]
+            chosen = [group for group in zip(count(), groups, firsts, strict=False) if selection.next_wanted(group[1])]
             calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]
             with closing(_read_ahead(calls)) as loaded:  # ends the reading thread before the file is closed
-                for (_, size, first), rows in zip(chosen, loaded, strict=True):
+                for (_, row_count, first), rows in zip(chosen, loaded, strict=True):
                     if isinstance(rows, RecordError):
-                        problem = f"rows {first} to {first + size - 1}: {rows.problem}"
-                        yield DamageError(problem, episodes=size, remedy=rows.remedy, place=place)
+                        problem = f"rows {first} to {first + row_count - 1}: {rows.problem}"
+                        yield DamageError(problem, episodes=row_count, remedy=rows.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, rows)
     except RecordError as error:
@@ -173,23 +179,23 @@ def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> 
         try:
             batch = parquet_rows.decode_rows(rows)
         except RecordError:
-            yield from _decode_each(path, first, rows)
+            yield from _decode_one_by_one(path, first, rows)
         else:
             yield batch
         first += rows.num_rows
 
 
-def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
-    for k in range(rows.num_rows):
+def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+    for row in range(rows.num_rows):
         try:
-            yield parquet_rows.decode_rows(rows.slice(k, 1))
+            yield parquet_rows.decode_rows(rows.slice(row, 1))
         except RecordError as error:
-            yield error.with_place(Place(file=str(path), line=first + k, episode=_episode_id(rows, k)))
+            yield error.with_place(Place(file=str(path), line=first + row, episode=_episode_id(rows, row)))
 
 
 def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
     try:
-        name: str | None = rows.column(_NAME)[row].as_py()
+        name: str | None = rows.column(_ID_COLUMN)[row].as_py()
     except UnicodeDecodeError:
         return None
     return name

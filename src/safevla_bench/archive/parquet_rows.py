@@ -97,8 +97,8 @@ _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
     rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
-    rare |= {name for name in channels.OF_CONTACTS if _has_column(batch, name).any()}
-    rare |= {n for n in RARE_FIELDS if any(getattr(header, n) is not None for header in batch.headers)}
+    rare |= {name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()}
+    rare |= {name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)}
     return frozenset(rare)
 
 
@@ -114,17 +114,20 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     table has the column of a rare channel only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
-    bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
+    bodies = [
+        [{"name": name, "role": role} for name, role in batch.body_roles(episode).items()]
+        for episode in range(len(batch))
+    ]
     columns["bodies"] = pa.array(bodies, SCHEMA.field("bodies").type)
     columns["records"] = pa.array(batch.lengths)
     for spec in channels.ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in channels.POSES:
         poses = batch.poses(spec.name)
-        counts = np.diff(poses.body_starts)
-        places = pa.array(poses.body - np.repeat(batch.body_starts[:-1], counts), pa.int32())
+        body_counts = np.diff(poses.body_starts)
+        body_indices = pa.array(poses.body - np.repeat(batch.body_starts[:-1], body_counts), pa.int32())
         columns[spec.name] = _pose_column(poses, spec, batch.lengths)
-        columns[spec.bodies] = _list_array(places, counts, poses.present)
+        columns[spec.bodies] = _list_array(body_indices, body_counts, poses.present)
     columns |= _contact_columns(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
     columns["extra"] = pa.array(texts, pa.string())
@@ -140,60 +143,66 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
+    # Successive values as lists of these lengths; a list that is not present is null.
     offsets = pa.array(offsets_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
 def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Array:
-    nothing = values < 0 if spec.dtype == channels.PLACE else None
-    return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=nothing)
+    is_null = values < 0 if spec.dtype == channels.PLACE else None
+    return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=is_null)
 
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    rows = np.where(channel.present, steps, 0)
+    row_counts = np.where(channel.present, steps, 0)  # rows of each episode
     if spec.is_scalar:  # a row has one number per arm
-        return _list_array(_to_arrow(channel.values, spec), rows * np.maximum(channel.width, 0), channel.present)
-    width = np.repeat(np.maximum(channel.width, 0), rows)
-    return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
+        return _list_array(_to_arrow(channel.values, spec), row_counts * np.maximum(channel.width, 0), channel.present)
+    widths = np.repeat(np.maximum(channel.width, 0), row_counts)
+    return _list_array(_list_array(_to_arrow(channel.values, spec), widths), row_counts, channel.present)
 
 
 def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    rows = np.where(poses.present, steps, 0)
-    bodies = np.repeat(np.diff(poses.body_starts), rows)
+    row_counts = np.where(poses.present, steps, 0)
+    body_counts = np.repeat(np.diff(poses.body_starts), row_counts)
     values = _to_arrow(poses.channel.values, spec)
     if spec.row_size:
-        values = _list_array(values, np.full(int(bodies.sum()), poses.size))
-    return _list_array(_list_array(values, bodies), rows, poses.present)
+        values = _list_array(values, np.full(int(body_counts.sum()), poses.size))
+    return _list_array(_list_array(values, body_counts), row_counts, poses.present)
 
 
-def _has_column(batch: Batch, name: str) -> Bools:
+def _has_contact_column(batch: Batch, name: str) -> Bools:
+    # Whether each episode has a number in this column of its contacts, [E].
     if name == channels.NET_FORCE:
-        listed = np.array([channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
-        return batch.contacts.present & listed
-    known = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
-    return np.diff(known[batch.contacts.starts][batch.starts]) > 0
+        is_recorded = np.array(
+            [channels.NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_
+        )
+        return batch.contacts.present & is_recorded
+    # Known numbers before each contact; their difference over an episode is its count.
+    known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
+    return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
 
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     contacts = batch.contacts
-    counts = np.diff(contacts.starts)
-    base = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), counts)
+    contact_counts = np.diff(contacts.starts)
+    first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
-        pa.array(contacts.a - base, pa.int32()),
-        pa.array(contacts.b - base, pa.int32()),
+        pa.array(contacts.a - first_body, pa.int32()),
+        pa.array(contacts.b - first_body, pa.int32()),
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    listed = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
+    # Column -> values of all contacts of the episodes that have it, and which episodes these are.
+    flat_columns = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
     for name in channels.OF_CONTACTS:
-        present = _has_column(batch, name)
-        values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), counts)]
-        listed[name] = pa.array(values, mask=np.isnan(values)), present
-    nested = {}
-    for name, (values, present) in listed.items():
-        steps = _list_array(values, counts[np.repeat(present, batch.lengths)])
-        nested[name] = _list_array(steps, np.where(present, batch.lengths, 0), present)
-    return nested
+        present = _has_contact_column(batch, name)
+        values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), contact_counts)]
+        flat_columns[name] = pa.array(values, mask=np.isnan(values)), present
+    list_columns = {}
+    for name, (values, present) in flat_columns.items():
+        step_lists = _list_array(values, contact_counts[np.repeat(present, batch.lengths)])
+        list_columns[name] = _list_array(step_lists, np.where(present, batch.lengths, 0), present)
+    return list_columns
 
 
 # Decoding of all rows of a group at once. An error does not contain the number of the invalid row.
@@ -231,13 +240,14 @@ class _Columns:
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
         """Return a column's flat items, the length [E] of each row's list, and whether the list is present [E]."""
         if name not in self.rows.schema.names:
-            nothing = np.zeros(len(self.outlines), dtype=np.int64)
-            return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
+            zeros = np.zeros(len(self.outlines), dtype=np.int64)
+            return pa.array([], SCHEMA.field(name).type).flatten(), zeros, zeros.astype(np.bool_)
         lists = self.rows.column(name)
         return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _has_values(rows: pa.RecordBatch, name: str) -> bool:
+    # False for an optional column that is null in all rows.
     return name not in _OPTIONAL or rows.column(name).null_count < rows.num_rows
 
 
@@ -245,27 +255,29 @@ _OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means t
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
+    fields = {
+        name: row[name] for name in HEADER.names if name in row and (row[name] is not None or name == "target_object")
+    }
     for name in _TEXT_MAPS:
         if name in fields:
             structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # pairs are tuples in older files
             pairs = [((pair or {}).get("key"), (pair or {}).get("value")) for pair in structs]
-            fields[name] = _unique_pairs(pairs if structs else fields[name], name)
+            fields[name] = _unique_dict(pairs if structs else fields[name], name)
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
-    return {**fields, "body_roles": _unique_pairs(bodies, "bodies"), "records": row["records"]}
+    return {**fields, "body_roles": _unique_dict(bodies, "bodies"), "records": row["records"]}
 
 
-def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs) or None in table:
+def _unique_dict(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs) or None in unique:
         refuse_field("a name is null or repeated", "Write each name once.", field)
-    return table
+    return unique
 
 
 def _build_batch(columns: _Columns) -> Batch:
     outlines = columns.outlines
     names = tuple(dict.fromkeys(chain.from_iterable(outline.body_roles for outline in outlines)))
-    code = {name: k for k, name in enumerate(names)}
+    name_index = {name: index for index, name in enumerate(names)}
     roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
     contacts = _read_contacts(columns)
     return Batch(
@@ -273,9 +285,9 @@ def _build_batch(columns: _Columns) -> Batch:
         starts=offsets_of(columns.records),
         body_starts=columns.body_starts,
         body_names=names,
-        body_name=np.array([code[name] for outline in outlines for name in outline.body_roles], dtype=np.int64),
+        body_name=np.array([name_index[name] for outline in outlines for name in outline.body_roles], dtype=np.int64),
         body_role=np.array(roles, dtype=np.int8),
-        target=np.array(list(map(_target_index, outlines, columns.body_starts.tolist())), dtype=np.int64),
+        target=np.array(list(map(_find_target, outlines, columns.body_starts.tolist())), dtype=np.int64),
         contacts=contacts,
         extra=_read_extra_fields(columns, contacts),
         **batch_channels(
@@ -284,9 +296,10 @@ def _build_batch(columns: _Columns) -> Batch:
     )
 
 
-def _target_index(outline: EpisodeOutline, base: int) -> int:
+def _find_target(outline: EpisodeOutline, first_body: int) -> int:
+    # Index of the target in the batch's body table; -1 = none.
     names = list(outline.body_roles)
-    return base + names.index(outline.target_object) if outline.target_object in names else -1
+    return first_body + names.index(outline.target_object) if outline.target_object in names else -1
 
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
@@ -294,93 +307,105 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
     values, counts, present = columns.lists(spec.name)
-    items, shape, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
+    # Unnest one axis after another: `item_counts` are the items of each episode so far, all [E].
+    item_counts, axis_sizes, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
     for _ in range(LIST_DEPTHS[spec.name] - 1):
-        widths = _common_lengths(values, items, counts, spec)
-        items, values = items * widths, values.flatten()
-        shape.append(widths)
-    facts = np.stack([columns.records, bodies, arms, *shape])[:, present]
-    for records, count, own_arms, *sizes in dict.fromkeys(zip(*facts.tolist(), strict=True)):
-        if spec.is_scalar and own_arms > 1 and sizes[0] % own_arms == 0:
-            sizes = [sizes[0] // own_arms, own_arms]
-        check_shape(spec, sizes, records, count, own_arms)
+        widths = _common_lengths(values, item_counts, counts, spec)
+        item_counts, values = item_counts * widths, values.flatten()
+        axis_sizes.append(widths)
+    row_facts = np.stack([columns.records, bodies, arms, *axis_sizes])[:, present]
+    # Each distinct shape is checked once.
+    for records, body_count, arm_count, *sizes in dict.fromkeys(zip(*row_facts.tolist(), strict=True)):
+        if spec.is_scalar and arm_count > 1 and sizes[0] % arm_count == 0:
+            sizes = [sizes[0] // arm_count, arm_count]
+        check_shape(spec, sizes, records, body_count, arm_count)
     filled: NDArray[Any]
     if spec.dtype == channels.PLACE:
         filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     else:
         filled = _to_numpy(values, spec.name)
     numbers = filled.astype(np.float64, copy=False)
-    width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else arms
-    return Channel(numbers, offsets_of(items), np.where(present, width, -1))
+    width = np.prod(axis_sizes[1:], axis=0, dtype=np.int64) if len(axis_sizes) > 1 else arms
+    return Channel(numbers, offsets_of(item_counts), np.where(present, width, -1))
 
 
-def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: channels.ChannelSpec) -> Ints:
+def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
     """Return the common length of the lists in each episode, [E]; if an episode has no lists, `spec.row_size`."""
-    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(items)
-    widths = np.full(len(items), spec.row_size)
-    widths[items > 0] = lengths[starts[:-1][items > 0]]
-    odd = np.flatnonzero(lengths != np.repeat(widths, items))
-    if len(odd):
-        e = int(np.searchsorted(starts, odd[0], side="right")) - 1
-        step = int(odd[0] - starts[e]) // (int(items[e]) // int(steps[e]))
-        refuse_field(f"{lengths[odd[0]]} values, but {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
+    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(item_counts)
+    widths = np.full(len(item_counts), spec.row_size)
+    widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]
+    differing = np.flatnonzero(lengths != np.repeat(widths, item_counts))
+    if len(differing):
+        episode = int(np.searchsorted(starts, differing[0], side="right")) - 1
+        # The position of the first different list, divided by the lists per step.
+        step = int(differing[0] - starts[episode]) // (int(item_counts[episode]) // int(step_counts[episode]))
+        refuse_field(f"{lengths[differing[0]]} values, but {widths[episode]} in step 0", _REMEDY_WIDTH, spec.name, step)
     return widths
 
 
 def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
-    listed, counts, posed = columns.lists(spec.bodies)
+    listed_bodies, body_counts, has_bodies = columns.lists(spec.bodies)
     present = columns.lists(spec.name)[2]
-    if (posed != present).any():
+    if (has_bodies != present).any():
         refuse_field(
             f"{spec.name} and {spec.bodies} go together, but one is missing",
             "Write both columns, or neither.",
             spec.name,
         )
-    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), offsets_of(counts)
-    for e in np.flatnonzero(present):
-        check_posed_bodies(places[starts[e] : starts[e + 1]].tolist(), int(columns.bodies[e]), spec.bodies)
-    body = places + np.repeat(columns.body_starts[:-1], counts)
-    return Poses(_read_channel(columns, spec, counts), body, starts, spec.pose_size)
+    body_indices, starts = _to_numpy(listed_bodies, spec.bodies).astype(np.int64), offsets_of(body_counts)
+    for episode in np.flatnonzero(present):
+        check_posed_bodies(
+            body_indices[starts[episode] : starts[episode + 1]].tolist(), int(columns.bodies[episode]), spec.bodies
+        )
+    body = body_indices + np.repeat(columns.body_starts[:-1], body_counts)
+    return Poses(_read_channel(columns, spec, body_counts), body, starts, spec.pose_size)
 
 
 def _read_contacts(columns: _Columns) -> Contacts:
-    steps, counts, present = columns.lists("contacts")
-    for e in np.flatnonzero(present & (counts != columns.records)):
+    steps, step_counts, present = columns.lists("contacts")
+    for episode in np.flatnonzero(present & (step_counts != columns.records)):
         remedy = "Write a list of contacts for each step; the list may be empty."
-        refuse_field(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
-    touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
-    touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
+        refuse_field(f"{step_counts[episode]} steps, expected {columns.records[episode]}", remedy, "contacts")
+    contact_counts = np.zeros(int(columns.records.sum()), dtype=np.int64)
+    contact_counts[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
     a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
     _refuse_nan(impulse, "contacts.impulse_ns")
-    owner = np.repeat(np.repeat(np.arange(len(counts)), columns.records), touching)
-    bodies, shift = columns.bodies[owner], columns.body_starts[owner]
-    pair = {name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))}
-    for name, places in pair.items():
+    episode_of_contact = np.repeat(np.repeat(np.arange(len(step_counts)), columns.records), contact_counts)
+    bodies, first_body = columns.bodies[episode_of_contact], columns.body_starts[episode_of_contact]
+    index_columns = {
+        name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))
+    }
+    for name, places in index_columns.items():
         check_places(places, 0, bodies, f"contacts.{name}")
     return Contacts(
         present=present,
-        starts=offsets_of(touching),
-        a=pair["a"] + shift,
-        b=pair["b"] + shift,
+        starts=offsets_of(contact_counts),
+        a=index_columns["a"] + first_body,
+        b=index_columns["b"] + first_body,
         force_n=_to_numpy(force, "contacts.force_n"),
         impulse_ns=_fill_nulls(impulse, np.nan).astype(np.float64),
-        **{name: _read_contact_column(columns, name, touching) for name in channels.OF_CONTACTS},
+        **{name: _read_contact_column(columns, name, contact_counts) for name in channels.OF_CONTACTS},
     )
 
 
-def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArray[np.float64]:
-    """Return one number per contact, NaN if an episode lacks the column; `touching` is each record's contact count."""
-    steps, counts, present = columns.lists(name)
-    recorded, has_steps = np.repeat(present, columns.records), (counts[present] == columns.records[present]).all()
-    if not has_steps or not np.array_equal(_list_lengths(_require_no_nulls(steps, name)), touching[recorded]):
+def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> NDArray[np.float64]:
+    """Return one number per contact, NaN if an episode lacks the column; `contact_counts` has a count per record."""
+    steps, step_counts, present = columns.lists(name)
+    is_recorded, have_all_steps = (
+        np.repeat(present, columns.records),
+        (step_counts[present] == columns.records[present]).all(),
+    )
+    if not have_all_steps or not np.array_equal(
+        _list_lengths(_require_no_nulls(steps, name)), contact_counts[is_recorded]
+    ):
         refuse_field(
             "the number of values differs from the number of contacts", "Write one value for each contact.", name
         )
-    values, numbers = steps.flatten(), np.full(int(touching.sum()), np.nan)
+    values, numbers = steps.flatten(), np.full(int(contact_counts.sum()), np.nan)
     if name == channels.NET_IMPULSE:
         _refuse_nan(values, name)
     filled = _fill_nulls(values, np.nan) if name == channels.NET_IMPULSE else _to_numpy(values, name)
-    numbers[np.repeat(recorded, touching)] = filled
+    numbers[np.repeat(is_recorded, contact_counts)] = filled
     return numbers
 
 
@@ -400,10 +425,13 @@ def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
-    touched = np.diff(contacts.starts[offsets_of(columns.records)])
+    contact_counts = np.diff(contacts.starts[offsets_of(columns.records)])
     texts = columns.rows.column("extra").to_pylist()
-    counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
-    return tuple(parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
+    counted = zip(texts, columns.records.tolist(), contact_counts.tolist(), strict=True)
+    return tuple(
+        parse_extra_fields(text.encode(), record_count, contact_count) if text else {}
+        for text, record_count, contact_count in counted
+    )
 
 
 def _list_lengths(lists: pa.Array) -> Ints:

@@ -51,7 +51,8 @@ ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vecto
 _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
 
 
-def _step_type(spec: ChannelSpec, of_arms: bool) -> Any:
+def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
+    # The JSON type of a channel's field in a step; `of_arms` = of a robot with several arms.
     if of_arms and spec.per_arm:
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:
@@ -69,7 +70,7 @@ def _define_step(name: str, of_arms: bool, doc: str) -> Any:
         name,
         [
             ("t", Annotated[int, Meta(ge=0)]),
-            *((spec.name, _step_type(spec, of_arms) | UnsetType, UNSET) for spec in channels),
+            *((spec.name, _field_type(spec, of_arms) | UnsetType, UNSET) for spec in channels),
         ],
         frozen=True,
         kw_only=True,
@@ -156,7 +157,7 @@ class EpisodeSelection:
         first, self._place = self._place, self._place + count
         if self._wanted is None:
             return list(range(count))
-        return [k for k in range(count) if first + k in self._wanted]
+        return [offset for offset in range(count) if first + offset in self._wanted]
 
 
 # Strict JSON
@@ -171,7 +172,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     also for repeated keys and lone surrogates, which Python accepts; the error names the episode if an id is found.
     """
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def require_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)
         if len(table) < len(pairs):
             counts = Counter(name for name, _ in pairs)
@@ -179,17 +180,17 @@ def parse_json(line: bytes) -> dict[str, object]:
         return table
 
     def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
-        raise RecordError(problem, remedy=remedy, place=Place(episode=_guess_episode_id(line)))
+        raise RecordError(problem, remedy=remedy, place=Place(episode=_search_episode_id(line)))
 
     try:
-        tree = load_json(line, object_pairs_hook=unique)
+        tree = load_json(line, object_pairs_hook=require_unique_keys)
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
         rest = error.doc[error.pos :].strip() if "Unterminated" not in error.msg else ""
         remedy = _REMEDY_JSON if rest else "The episode seems cut off: copy the file again, or leave this episode out."
-        where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"character {error.pos + 1:,}"
-        refuse(f"malformed JSON at {where} of the record: {error.msg}", remedy)
+        location = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"character {error.pos + 1:,}"
+        refuse(f"malformed JSON at {location} of the record: {error.msg}", remedy)
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # raised for an integer with more digits than Python converts
@@ -199,7 +200,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     return tree
 
 
-def _guess_episode_id(line: bytes) -> str | None:
+def _search_episode_id(line: bytes) -> str | None:
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -218,11 +219,11 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         # The path in msgspec's message, such as `$.steps[3].body_pos_m[...][1]`, does not contain the body's name.
-        problem, text = explain_mismatch(error)
-    path = re.findall(r"\w+", text.partition("[...]")[0])
+        problem, path_text = explain_mismatch(error)
+    path = re.findall(r"\w+", path_text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
-    names = path if step is None else path[2:]
-    field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in names).removeprefix(".")
+    field_path = path if step is None else path[2:]
+    field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path).removeprefix(".")
     remedy = _REMEDY_TYPE
     if field == "body_roles" and (roles := tree["body_roles"]) and isinstance(roles, Mapping):
         body = next((name for name, role in roles.items() if role not in get_args(Role)), "")
@@ -248,15 +249,15 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
-    count = 0
+    contact_index = 0
     for t, step in enumerate(tree["steps"]):
-        if rest := _unknown_fields(step, "steps"):
-            steps[str(t)] = rest
+        if host_fields := _host_fields(step, "steps"):
+            steps[str(t)] = host_fields
         for contact in step.get("contacts", ()):
-            if rest := _unknown_fields(contact, "contacts"):
-                contacts[str(count)] = rest
-            count += 1
-    levels = {"header": _unknown_fields(tree, "header"), "steps": steps, "contacts": contacts}
+            if host_fields := _host_fields(contact, "contacts"):
+                contacts[str(contact_index)] = host_fields
+            contact_index += 1
+    levels = {"header": _host_fields(tree, "header"), "steps": steps, "contacts": contacts}
     return _require_writable({level: fields for level, fields in levels.items() if fields})
 
 
@@ -278,13 +279,15 @@ def _find_similar(name: str, choices: frozenset[str]) -> str | None:
     return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.75)), None)
 
 
-def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
+def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
+    # The fields that the schema of this level lacks.
     names = _SCHEMA[level]
     return {} if names.issuperset(fields) else {name: value for name, value in fields.items() if name not in names}
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
-    layer: list[object] = [extra]
+    # Returns the fields unchanged; an error if a number is not finite or the nesting is too deep.
+    layer: list[object] = [extra]  # the objects and lists at one depth
     for _ in range(MAX_DEPTH):
         if not layer:
             break
@@ -310,8 +313,8 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
         numbered = extra.get(level, {})
         _check_rule(isinstance(numbered, dict), f"{level} must be an object that maps numbers to fields")
         for number, fields in numbered.items():  # type: ignore[attr-defined]
-            plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
-            _check_rule(plain and int(number) < count, f"{level} has no {number!r}")
+            is_plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
+            _check_rule(is_plain and int(number) < count, f"{level} has no {number!r}")
             _check_level(fields, level)
     return _require_writable({level: fields for level, fields in extra.items() if fields})
 
@@ -340,12 +343,12 @@ def check_shapes(recording: EpisodeArrays) -> None:
     """Raise a `RecordError` with the episode and the field if shapes or indices of the arrays are inconsistent. Call
     this before any computation with the arrays; `trajectory.single_episode.validate` then checks the values.
     """
-    named: Any = recording.header.get("arms")
+    arm_names: Any = recording.header.get("arms")
     try:
         for spec in NUMERIC:
             if (array := recording.channel(spec.name)) is not None:
                 bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
-                check_shape(spec, array.shape, recording.records, bodies, len(named or "1"))
+                check_shape(spec, array.shape, recording.records, bodies, len(arm_names or "1"))  # no names: one arm
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
         if recording.gripped_body is not None:

@@ -26,7 +26,7 @@ from safevla_bench.text import break_log_commands, escape_controls, indent_furth
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, TIME_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 # OS errors that a full, read-only or failing disk causes.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Optional package that a command's module imports -> the pip extra that installs it.
 _EXTRAS = {"matplotlib": "figures"}
 
@@ -128,10 +128,10 @@ class LazyCommandGroup(click.Group):
         width = max(map(len, COMMANDS))
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
 
 @click.group(cls=LazyCommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -160,16 +160,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_received: list[int] = []  # signals received: Ray may replace the handler's KeyboardInterrupt by its own error
+_received_signals: list[int] = []  # signals received: Ray may replace the handler's KeyboardInterrupt by its own error
 
 
-def _handle_interrupt(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
-    signal.signal(number, lambda number, frame: os._exit(128 + number))
+def _handle_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    _received_signals.append(signal_number)
+    signal.signal(signal_number, lambda signal_number, frame: os._exit(128 + signal_number))
     raise KeyboardInterrupt
 
 
-class _ShownStream:
+class _EscapedStream:
     """A wrapper of a text stream that escapes CI-log commands and terminal control sequences in everything printed,
     including the output of libraries. Line ends, tabs and the carriage returns of progress bars pass unchanged.
     """
@@ -181,19 +181,19 @@ class _ShownStream:
         return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
-        start = text[: len(text) - len(text.lstrip("\r"))]
-        shown = re.sub(r"[^\n\t -~]+", lambda found: escape_controls(found[0]), text[len(start) :])
-        self._pass_on("write", start + break_log_commands(shown))
+        carriage_returns = text[: len(text) - len(text.lstrip("\r"))]
+        escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), text[len(carriage_returns) :])
+        self._call_stream("write", carriage_returns + break_log_commands(escaped))
         return len(text)
 
     def flush(self) -> None:
-        self._pass_on("flush")
+        self._call_stream("flush")
 
-    def _pass_on(self, method: str, *arguments: str) -> None:
+    def _call_stream(self, method: str, *arguments: str) -> None:
         try:
             getattr(self.rich_proxied_file, method)(*arguments)
         except BrokenPipeError:  # the reading program, such as `head`, has ended; the command continues
-            _discard(self.rich_proxied_file)
+            _discard_output(self.rich_proxied_file)
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
@@ -209,8 +209,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Escape everything that is printed in the `with` block, see `_ShownStream`."""
-    streams = (cast(TextIO, _ShownStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    """Escape everything that is printed in the `with` block, see `_EscapedStream`."""
+    streams = (cast(TextIO, _EscapedStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
         yield
 
@@ -230,52 +230,52 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
-        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists the accepted arguments.")
+        return _report_error(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists the accepted arguments.")
     except errors.TimeUpError as error:
         echo(error.problem, err=True)
         return TIME_UP
     except (click.ClickException, errors.SafevlaError) as error:
         click.echo(getattr(error, "mapping", ""), nl=False)  # a MappingNeededError contains a template to print
-        return _refuse(str(error))
+        return _report_error(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
         from safevla_bench.plugins import install_command
 
-        return _refuse(
+        return _report_error(
             f"this command needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}"
         )
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
-        return TERMINATED if signal.SIGTERM in _received else INTERRUPTED
+        return TERMINATED if signal.SIGTERM in _received_signals else INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
-        _discard(sys.stdout)
+        _discard_output(sys.stdout)
         return OK
     except SystemExit as error:
         if sys.stdout is stdout:  # only a plug-in raises this; this package's commands return exit codes
-            return _refuse(f"a plug-in ended the command: SystemExit: {error}")
-        _discard(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
+            return _report_error(f"a plug-in ended the command: SystemExit: {error}")
+        _discard_output(sys.stdout)  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
     except OSError as error:
         remedy = "Check that the file exists and that you may read and write it."
-        if error.errno in _DISK:
+        if error.errno in _DISK_ERRORS:
             remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
-            _discard(sys.stdout)
+            _discard_output(sys.stdout)
         elif error.filename is None:
             raise
-        return _refuse(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
+        return _report_error(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
     except UnicodeEncodeError as error:
-        return _refuse(f"{error.object[:200]!a}: this text is not valid Unicode, and cannot be written as UTF-8")
+        return _report_error(f"{error.object[:200]!a}: this text is not valid Unicode, and cannot be written as UTF-8")
     except MemoryError:
-        return _refuse("out of memory\n  Free some memory or use fewer --workers; --resume continues a run.")
+        return _report_error("out of memory\n  Free some memory or use fewer --workers; --resume continues a run.")
 
 
-def _refuse(message: str) -> int:
+def _report_error(message: str) -> int:
     echo_message(f"error: {message}", err=True)
     return USER_ERROR
 
 
-def _discard(stream: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

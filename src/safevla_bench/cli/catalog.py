@@ -86,7 +86,7 @@ def specs_command(
         if form != "text":
             options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
         else:
-            _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _count_exempt(exempt)})
+            _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _summarize_exempt(exempt)})
     elif form in ("json", "paper"):
         options.print_json(_ROWS[form](chosen))
     else:
@@ -111,18 +111,18 @@ def _print_calibrations(
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
-    spec, extremes, show = item.spec, item.extremes, format_significant
-    percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
-    shown = [f"{share} % {show(value)}" for share, value in percents.items()] + [f"largest {show(float(extremes[-1]))}"]
-    floor = [] if item.floor is None else [f"doing nothing {show(item.floor)}"]
-    ends = " to ".join(show(end) if math.isfinite(end) else "unknown" for end in item.interval)
+    spec, extremes, fmt = item.spec, item.extremes, format_significant
+    quantiles = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
+    texts = [f"{share} % {fmt(value)}" for share, value in quantiles.items()] + [f"largest {fmt(float(extremes[-1]))}"]
+    floor_text = [] if item.floor is None else [f"doing nothing {fmt(item.floor)}"]
+    interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in item.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {count_noun(len(extremes), 'success', 'es')} of {item.policy} on {count_noun(item.tasks, 'task')}; "
-        f"{item.violated} of them exceed the library's threshold {show(spec.threshold)}",
-        "  " + "   ".join(shown + floor),
-        f"  quantile {item.quantile:g}: {show(item.value)}, 95 % interval on these tasks {ends}",
-        f"  {item.obstacle or f'limit {show(item.limit)} {spec.unit}'}",
+        f"{item.violated} of them exceed the library's threshold {fmt(spec.threshold)}",
+        "  " + "   ".join(texts + floor_text),
+        f"  quantile {item.quantile:g}: {fmt(item.value)}, 95 % interval on these tasks {interval_text}",
+        f"  {item.obstacle or f'limit {fmt(item.limit)} {spec.unit}'}",
         "",
     ]
 
@@ -178,55 +178,56 @@ def tasks_command(
             echo(f"  not {spec}: {reasons.describe_reason(reason, registry, row['benchmark'])}")
 
 
-def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
+def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
     echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.", "")
     means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
-    cells = zip(suites, map(len, suites.values()), means, strict=True)
+    suite_rows = zip(suites, map(len, suites.values()), means, strict=True)
     head = ("suite", "tasks", "scored specifications per task")
-    options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in cells])
+    options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in suite_rows])
     echo(
         "",
-        f"Next: list a suite's tasks, with reasons for exemptions: safevla tasks --suite {next(iter(suites))}{extra}",
+        f"Next: list a suite's tasks, with reasons for exemptions: safevla tasks --suite {next(iter(suites))}{suffix}",
     )
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    default, moves_limits = loader.load_library(), loader.has_only_limits(path)
-    chosen = loader.extend_library(default, path) if moves_limits else loader.load_library(path)
-    own = [spec for spec in chosen if spec.spec_id not in {old.spec_id for old in default}]
+    default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
+    chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
+    own_specs = [spec for spec in chosen if spec.spec_id not in {default_spec.spec_id for default_spec in default}]
     registry = tasks_loader.load_registry(read_installed_registries())
-    for spec in own:
+    for spec in own_specs:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         idle = trial.idle if trial.broken else ()
-        severe = "" if spec.severe is None else f", severe {_show(spec, spec.severe)}"
+        severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
             f"  formula  {formula.format_formula(units.spell_units(spec.formula, signals.signal_unit))}",
-            f"  limit    threshold {_show(spec, spec.threshold)}{severe}",
+            f"  limit    threshold {_format_with_unit(spec, spec.threshold)}{severe}",
             *([f"  suites   {', '.join(spec.suites)}"] if spec.suites else []),
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
             *(f"  idle     no simple trace depends on {text}: check that it means what you intend" for text in idle),
-            *(f"  exempt   {line}" for line in _count_exempt(exempt)),
+            *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
-    places = list_places(spec.formula for spec in own)
+    places = list_places(spec.formula for spec in own_specs)
     bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
     for line in describe_places(places, bodies) if sources else ():
         echo(f"  bodies   {line}")
     unmatched = {place for place in places if sources and any(describe_unmatched([place], bodies))}
-    idle_specs = [spec.spec_id for spec in own if unmatched & {*list_places([spec.formula])}]
+    idle_specs = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
     if idle_specs:
         echo(f"No body in the sources matches {', '.join(sorted(unmatched))}: cannot judge by {', '.join(idle_specs)}.")
-        if len(idle_specs) == len(own):
+        if len(idle_specs) == len(own_specs):
             return
-    option = "--rules" if moves_limits or len(own) == len(chosen) else "--library"
+    # A file that repeats built-in specifications is a complete library.
+    option = "--rules" if has_only_limits or len(own_specs) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
-    echo(f"{count_noun(len(own) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
+    echo(f"{count_noun(len(own_specs) - len(idle_specs), 'specification')} can be used for judging. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
@@ -234,14 +235,14 @@ def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
         return "no simple trace does this: check that the formula means what you intend"
     if not math.isfinite(trace.rho):
         return f"{trace.describe()}   decided only by Boolean signals"
-    return f"{trace.describe()}   margin {_show(spec, trace.rho)}"
+    return f"{trace.describe()}   margin {_format_with_unit(spec, trace.rho)}"
 
 
-def _show(spec: Spec, value: float) -> str:
+def _format_with_unit(spec: Spec, value: float) -> str:
     return f"{format_compact(value)} {spec.unit}".removesuffix(" 1")
 
 
-def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
+def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
@@ -252,10 +253,10 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object]) -> None:
-    width, words = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
+    width, word_by_value = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        texts = [words[item] if item is None or isinstance(item, bool) else str(item) for item in values]
+        texts = [word_by_value[item] if item is None or isinstance(item, bool) else str(item) for item in values]
         for label, text in zip_longest([name], texts or ["none"], fillvalue=""):
             echo(f"{label:<{width}}  {text}")
 
@@ -399,7 +400,7 @@ def _list_names(form: str) -> None:
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:
-    return ", ".join(host if whose == "upstream" else f"{host} ({whose})" for host, whose in file.hosts.items())
+    return ", ".join(host if origin == "upstream" else f"{host} ({origin})" for host, origin in file.hosts.items())
 
 
 def _format_value(value: object) -> str:

@@ -64,11 +64,11 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click needs the control character)
-    is_own, ruleset = rules.is_as_judged(rule_files), None
-    if library or len(rule_files) > is_own:
-        named = rules.load_rules(library or "default", rule_files, {})
-        ruleset = judgement.add_host_registries(named, [run], as_judged=is_own)
-    elif is_own:
+    is_as_judged, ruleset = rules.is_as_judged(rule_files), None
+    if library or len(rule_files) > is_as_judged:  # rules other than those that judged the run are given
+        given_rules = rules.load_rules(library or "default", rule_files, {})
+        ruleset = judgement.add_host_registries(given_rules, [run], as_judged=is_as_judged)
+    elif is_as_judged:
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
         verification = verify.verify_run(
@@ -81,16 +81,16 @@ def verify_command(
         echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
         for finding in verification.findings:
             echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
-        step = f"safevla open {options.quote_paths(run)}"
+        next_step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
-        elif verification.is_by_other_rules and not is_own:
-            again = f"safevla verify {options.quote_paths(run)} --rules as-judged"
-            step = f"check the scores by the rules that judged the run: {again}"
+            next_step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
+        elif verification.is_by_other_rules and not is_as_judged:
+            command = f"safevla verify {options.quote_paths(run)} --rules as-judged"
+            next_step = f"check the scores by the rules that judged the run: {command}"
         elif read_host(run)[0] and not (verification.has_open_checks or replay or audit):
-            again = f"safevla verify {options.quote_paths(run)} --replay 3{request.format_host_trust(run)}"
-            step = f"replay episodes, since only a replay detects a changed record: {again}"
-        echo("", f"Next: {step}")
+            command = f"safevla verify {options.quote_paths(run)} --replay 3{request.format_host_trust(run)}"
+            next_step = f"replay episodes, since only a replay detects a changed record: {command}"
+        echo("", f"Next: {next_step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 
@@ -143,13 +143,13 @@ def doctor_command(
     """  # noqa: D301  (click needs the control character)
     if server is None:
         options.refuse_given(["arguments"], "needs a policy server: also pass --server KIND:URL.")
-        examined = doctor.examine_machine(host, out, quick=quick)
+        all_findings = doctor.examine_machine(host, out, quick=quick)
     else:
         options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
-        examined = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
+        all_findings = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
     findings = []
-    for remedy, alike in groupby(examined, key=lambda finding: finding.remedy):
-        for finding in alike:
+    for remedy, same_remedy in groupby(all_findings, key=lambda finding: finding.remedy):
+        for finding in same_remedy:
             findings.append(finding)
             if form == "text":
                 echo_message(f"{finding.level:<8} {finding.check}: {finding.found}", _MARGIN)
@@ -159,16 +159,17 @@ def doctor_command(
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        steps = ("run the eval command above",) * 2 if server else ("safevla eval --help", "safevla demo")
+        # the next step if all is well, and the next step after warnings
+        next_steps = ("run the eval command above",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")
         else:
-            echo("", f"No error, {tally}. Next: {steps[1]}" if tally else f"All is well. Next: {steps[0]}")
+            echo("", f"No error, {tally}. Next: {next_steps[1]}" if tally else f"All is well. Next: {next_steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
-_OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), options.WholeNumber(1, serve.MAX_CONNECTIONS)
+_LOCAL_ADDRESSES, _COPY_COUNT = ("127.0.0.1", "::1", "localhost"), options.WholeNumber(1, serve.MAX_CONNECTIONS)
 
 
 @options.command("serve")
@@ -185,7 +186,7 @@ def serve_command(
         "Seed of the policy's randomness, the same in every episode.", default=0, show_default=True
     ),
     copies: int = options.option(
-        "Number of copies of the policy; each serves one episode.", "N", default=1, type=_COPIES
+        "Number of copies of the policy; each serves one episode.", "N", default=1, type=_COPY_COUNT
     ),
     key_file: str | None = options.option(
         f"File with the key that clients send; default: the key in {endpoint.KEY}.", "FILE"
@@ -202,13 +203,13 @@ def serve_command(
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)
-    host, chosen = server.socket.getsockname()[:2]
+    host, actual_port = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz returns OK). Press Ctrl-C to stop.")
+    echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")
     echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
-    echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{chosen}")
-    echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
-    if key is None and bind not in _OWN:
+    echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{actual_port}")
+    echo(f"Next: safevla eval --policy openpi:ws://{host}:{actual_port} ...")
+    if key is None and bind not in _LOCAL_ADDRESSES:
         click.echo(f"Anyone who can reach {bind} may use the policy: set a key in {endpoint.KEY}.", err=True)
     try:
         server.serve_forever()

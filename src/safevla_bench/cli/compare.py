@@ -30,7 +30,7 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
-_ASSUMED = (
+_ASSUME_HELP = (
     "Assumptions of --plan: baseline=0.8, the rate of one policy; power=0.8, the probability of detecting the "
     "difference; discordant=SHARE, the share of pairs with different results; tasks=10, the number of tasks; "
     "task_spread=SHARE, the standard deviation of the difference between tasks."
@@ -59,7 +59,7 @@ def compare_command(
     plan: float | None = option(
         "Plan how many episodes detect a difference of so many percentage points.", "POINTS", type=options.PERCENT
     ),
-    assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
+    assumed: tuple[str, ...] = repeatable(_ASSUME_HELP, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
     """Compare the policies in archives or run folders; a single source may also hold several policies.
@@ -93,15 +93,15 @@ def compare_command(
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
         return
     options.require_sources(sources.paths)
-    printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
-    if printed:
-        report = _compare_with_paper(sources, printed, policies)
+    paper_sources = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
+    if paper_sources:
+        report = _compare_with_paper(sources, paper_sources, policies)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
-        how = difference.ComparisonOptions(confidence=confidence / 100, allow_crashed=allow_crashed)
+        settings = difference.ComparisonOptions(confidence=confidence / 100, allow_crashed=allow_crashed)
         pairing = {"paired": not unpaired, **{f"across_{name}": name in across for name in ("seeds", "versions")}}
-        report = _compare_sources(sources, policies, how, pairing, full=full)
+        report = _compare_sources(sources, policies, settings, pairing, full=full)
     report.print(form)
     if form == "text" and not full and report.hint:
         echo(report.hint)
@@ -135,58 +135,58 @@ _MOST_POLICIES = 200  # largest number of policies; comparing all pairs takes 15
 def _compare_sources(
     sources: rules.JudgedSources,
     policies: Sequence[str],
-    how: difference.ComparisonOptions,
+    settings: difference.ComparisonOptions,
     pairing: Mapping[str, bool],
     *,
     full: bool,
 ) -> _Report:
-    entrants = _load_results(sources, policies)
-    if len(entrants) > _MOST_POLICIES:
+    results = _load_results(sources, policies)
+    if len(results) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
-        raise RunError(f"{len(entrants)} policies are too many to compare all pairs", remedy=remedy)
-    comparison = compare_policies(entrants, how, **pairing)
-    trends = series.measure_order(entrants) if comparison.paired else []
-    tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
-    ordered = {"trends": trends} if trends else {}
-    document = {**msgspec.to_builtins(comparison), **ordered, **_describe_origin(entrants, sources)}
+        raise RunError(f"{len(results)} policies are too many to compare all pairs", remedy=remedy)
+    comparison = compare_policies(results, settings, **pairing)
+    trends = series.measure_order(results) if comparison.paired else []
+    tables = comparison_tables(comparison, results, sources.paths, sources.ruleset, full=full)
+    trend_fields = {"trends": trends} if trends else {}
+    document = {**msgspec.to_builtins(comparison), **trend_fields, **_describe_origin(results, sources)}
     hint = "Next: --full also shows suites, further metrics, tests and notes."
     answer = " ".join([*describe_trends(trends), comparison_answer.describe_comparison(comparison)])
     return _Report(document, answer, tables, hint)
 
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
-    skips = sources.skip_invalid
+    skip = sources.skip_invalid
     with show_status("judging"):
-        return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
+        return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skip, join=join)
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
-    why = "cannot be combined with --changes, which compares SR and Safety in pairs."
-    options.refuse_given([*_OF_EPISODES[:-1], "full"], why)
+    reason = "cannot be combined with --changes, which compares SR and Safety in pairs."
+    options.refuse_given([*_EPISODE_OPTIONS[:-1], "full"], reason)
     results = _load_results(sources, policies, join=False)
     changes = perturbation.compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
-    simulated = describe_simulators(dict(_list_simulators(results)))
-    table = change_table(changes, (*notes, *filter(None, [simulated]), sources.ruleset.provenance().to_sentence()))
+    simulator_note = describe_simulators(dict(_list_simulators(results)))
+    table = change_table(changes, (*notes, *filter(None, [simulator_note]), sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
     return _Report(document, describe_changes(changes), [table])
 
 
 # Options of `compare` that need the episodes of both sources.
-_OF_EPISODES = ("across", "unpaired", "allow_crashed", "confidence")
+_EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 
-def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
-    own = tuple(path for path in sources.paths if path not in printed)
-    options.refuse_given(_OF_EPISODES, f"needs records of episodes, which {printed[0]} lacks.")
-    options.refuse_given(["full"], f"cannot be combined with {printed[0]}, which is always shown completely.")
-    if len(printed) > 1 or not own:
+def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], policies: Sequence[str]) -> _Report:
+    own_paths = tuple(path for path in sources.paths if path not in papers)
+    options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, which {papers[0]} lacks.")
+    options.refuse_given(["full"], f"cannot be combined with {papers[0]}, which is always shown completely.")
+    if len(papers) > 1 or not own_paths:
         raise click.UsageError(
-            f"Pass one {PREFIX}NAME and at least one run of your own: safevla compare SOURCE {printed[0]}."
+            f"Pass one {PREFIX}NAME and at least one run of your own: safevla compare SOURCE {papers[0]}."
         )
-    find_paper_cells(str(printed[0]))
-    judged = replace(sources, paths=own).judge()
-    compared = compare_with_paper(judged, str(printed[0]), policies)
+    find_paper_cells(str(papers[0]))
+    judged = replace(sources, paths=own_paths).judge()
+    compared = compare_with_paper(judged, str(papers[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
     return _Report(document, published.describe_published(compared), [published.published_table(compared)])
 
@@ -201,17 +201,17 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
         echo(f"note: --plan takes percentage points, and {points:g} is less than one; {share}", err=True)
 
 
-def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
+def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
     simulators: dict[str | None, dict[str, object]] = {}
-    for (policy, suite), versions in _list_simulators(entrants):
+    for (policy, suite), versions in _list_simulators(results):
         simulators.setdefault(policy, {})[suite] = versions
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
-def _list_simulators(entrants: Sequence[PolicyResults]) -> Iterator[tuple[Cell, dict[str, tuple[str, ...]]]]:
-    for cell, versions in simulator_cells(entrants).items():
+def _list_simulators(results: Sequence[PolicyResults]) -> Iterator[tuple[Cell, dict[str, tuple[str, ...]]]]:
+    for cell, versions in simulator_cells(results).items():
         yield cell, {package: numbers for package, numbers in versions.items() if package != "results-version"}
 
 
@@ -258,7 +258,7 @@ def sensitivity_command(
     elif readings:
         report = _compare_readings(judged, full=full)
     else:
-        report = _sweep_thresholds(judged, requests, full=full) if sweeps else _ablate(judged, full=full)
+        report = _sweep_thresholds(judged, requests, full=full) if sweeps else _score_paper_variants(judged, full=full)
     report.print(form)
     if form == "json":
         return
@@ -277,47 +277,47 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
     from safevla_bench.publishing.tracking import OutcomeScorer
 
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
-        file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
-    tables = firmness.firmness_tables(file, judged.scores.specs, full=full)
-    return _Report(file, firmness.describe_firmness(file.episodes()), tables, "suite.")
+        firmness_file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
+    tables = firmness.firmness_tables(firmness_file, judged.scores.specs, full=full)
+    return _Report(firmness_file, firmness.describe_firmness(firmness_file.episodes()), tables, "suite.")
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
-    rescore, has_net = make_rescorer(judged), judged.has_net_forces
-    compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-    table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
-    return _Report(compared, sensitivity.describe_readings(compared), [table(compared)], "suite and metric.")
+    rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
+    compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net_forces)
+    make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
+    return _Report(compared, sensitivity.describe_readings(compared), [make_table(compared)], "suite and metric.")
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    as_it_stands = curves.cell_curves(judged.scores, [judged.scores])
+    current_curves = curves.cell_curves(judged.scores, [judged.scores])
     document: list[object] = []
     answers: list[str] = []
     tables: list[Table] = []
     rankings: list[Table] = []
     for request in requests:
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
-        stands = curves.ThresholdVariant("as in the library", {})
-        ranking = _rank_policies(judged, [stands, *curves.sweep_variants(judged.library, request)])
-        variants = sensitivity.name_variants(result, as_it_stands)
+        unchanged = curves.ThresholdVariant("as in the library", {})
+        ranking = _rank_policies(judged, [unchanged, *curves.sweep_variants(judged.library, request)])
+        variants = sensitivity.name_variants(result, current_curves)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{sensitivity.describe_sensitivity(variants, ranking)}")
-        table = sensitivity.variant_table if full else sensitivity.pooled_table
-        tables.append(table(variants, f"Safety % over the sweep of {result.name}"))
+        make_table = sensitivity.variant_table if full else sensitivity.pooled_table
+        tables.append(make_table(variants, f"Safety % over the sweep of {result.name}"))
         rankings += [sensitivity.ranking_table(ranking)] if full and ranking else []
-    return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS)
+    return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS_HINT)
 
 
-_VARIANTS = "suite, variant and pair of policies."
+_VARIANTS_HINT = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    again, protocols = make_rescorer(judged), judged.protocols
-    return decisions.rank_under_variants(judged.scores, judged.headers, judged.library, variants, again, protocols)
+    rescore, protocols = make_rescorer(judged), judged.protocols
+    return decisions.rank_under_variants(judged.scores, judged.headers, judged.library, variants, rescore, protocols)
 
 
-def _ablate(judged: Judged, *, full: bool) -> _Report:
+def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)
@@ -332,5 +332,5 @@ def _ablate(judged: Judged, *, full: bool) -> _Report:
         tables = [sensitivity.variant_table(ablated)]
         tables += [sensitivity.host_mean_table(means, ablated)] if means else []
         tables += [sensitivity.ranking_table(ranking)] if ranking else []
-    hint = f"{_VARIANTS} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
+    hint = f"{_VARIANTS_HINT} To vary one threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, sensitivity.describe_sensitivity(ablated, ranking), tables, hint)

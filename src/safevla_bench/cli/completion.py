@@ -20,13 +20,13 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a `shell_complete` function that suggests values that start with the typed text, also after `NAME=`."""
 
-    def items(context: click.Context, param: click.Parameter, start: str) -> list[CompletionItem]:
-        name, equals, rest = start.partition("=")
-        before, rest = (name + equals, rest) if equals and ":" not in name else ("", start)
-        found = [CompletionItem(before + value) for value in list_values(context) if value.startswith(rest)]
-        return found or ([CompletionItem(start, type="file")] if or_file else [])
+    def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+        name, equals, rest = typed.partition("=")
+        prefix, rest = (name + equals, rest) if equals and ":" not in name else ("", typed)
+        items = [CompletionItem(prefix + value) for value in list_values(context) if value.startswith(rest)]
+        return items or ([CompletionItem(typed, type="file")] if or_file else [])
 
-    return items
+    return complete_value
 
 
 def _load(module: str) -> Any:
@@ -40,8 +40,8 @@ def _list_suites(context: click.Context) -> Iterable[str]:
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
-    known = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
-    return [text for name in _load("policies").POLICIES.names() for text in known.get(name, [f"{name}:"])]
+    variants = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
+    return [text for name in _load("policies").POLICIES.names() for text in variants.get(name, [f"{name}:"])]
 
 
 def _list_entries(context: click.Context) -> Iterable[str]:
@@ -59,8 +59,8 @@ def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
 
 
 def _list_specs(context: click.Context) -> Iterable[str]:
-    forms, named = _load("specs.file_formats"), str(context.params.get("library"))
-    library = _load("specs.loader").load_library(named if named in forms.BUILT_IN else forms.DEFAULT_LIBRARY)
+    formats, name = _load("specs.file_formats"), str(context.params.get("library"))
+    library = _load("specs.loader").load_library(name if name in formats.BUILT_IN else formats.DEFAULT_LIBRARY)
     return [spec.spec_id for spec in library]
 
 
@@ -83,18 +83,19 @@ class _BashCompletion(BashComplete):
         .replace("env COMP_WORDS", 'env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDS')
         .replace("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *[:=] ]] && compopt -o nospace")
     )  # fmt: skip
-    _kept = ""
+    _typed_prefix = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ["COMP_LINE"]
         words = split_arg_string(line)[1:]
-        begun = words.pop() if words and not line[-1:].isspace() else ""
-        value = begun.partition("=")[2] if begun.startswith("--") else begun
-        self._kept = value[: max(map(value.rfind, ":=@")) + 1]
-        return words, begun
+        unfinished = words.pop() if words and not line[-1:].isspace() else ""
+        value = unfinished.partition("=")[2] if unfinished.startswith("--") else unfinished
+        # bash already has the text up to the last separator, so completions omit it
+        self._typed_prefix = value[: max(map(value.rfind, ":=@")) + 1]
+        return words, unfinished
 
     def format_completion(self, item: CompletionItem) -> str:
-        return f"{item.type},{item.value.removeprefix(self._kept)}"
+        return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 
 def answer(command: click.Group) -> int:

@@ -84,7 +84,7 @@ def figures_command(
     Names that differ only in the number form one series.
     """
     if "series" in which:
-        _require_own_names(sources.paths)
+        _require_distinct_names(sources.paths)
     style = options.parse_settings("--style", styles, _FigureStyle)
     if style.across and "series" not in which:
         raise click.UsageError("--style across= only affects the figure `series`: also pass --which series.")
@@ -132,7 +132,7 @@ class _FigureTarget:
         echo(f"{stem}  {shows}")
 
 
-def _require_own_names(sources: Sequence[Path]) -> None:
+def _require_distinct_names(sources: Sequence[Path]) -> None:
     names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
     for name in names:
         if names.count(name) > 1:

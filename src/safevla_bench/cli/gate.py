@@ -45,7 +45,7 @@ _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.
     "max_vsi": ("Maximum mean severity.", VSI.key, "max", _SHARE),
     "max_cost": ("Maximum mean number of steps that violate a limit.", gates.COST, "max", _STEPS),
 }
-_LIMIT_OPTIONS = {name: option(line, metavar, type=kind) for name, (line, _, _, (metavar, kind)) in _LIMITS.items()}
+_LIMIT_OPTIONS = {name: option(text, metavar, type=kind) for name, (text, _, _, (metavar, kind)) in _LIMITS.items()}
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
@@ -102,16 +102,16 @@ def gate_command(
             **how,
         )
     else:
-        main = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
-        relative = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
-        gate_report = _gate_against(judged, main, relative, **how)
+        baseline_judged = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
+        relative_gates = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
+        gate_report = _gate_against(judged, baseline_judged, relative_gates, **how)
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     if junit is not None:
-        write = gating.format_junit
+        format_report = gating.format_junit
         if junit.suffix.lower() == SARIF:
-            files = list(zip(map(_file_address, sources.paths), judged.cells_by_source(), strict=True))
-            write = partial(gating.format_sarif, files=files)
-        write_atomically(junit, write(gate_report, " ".join([*remarks, provenance.to_sentence()])))
+            files = list(zip(map(_relative_url, sources.paths), judged.cells_by_source(), strict=True))
+            format_report = partial(gating.format_sarif, files=files)
+        write_atomically(junit, format_report(gate_report, " ".join([*remarks, provenance.to_sentence()])))
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -129,10 +129,10 @@ def gate_command(
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 
-def _file_address(source: Path) -> str:
-    files = (source / name for name in (RUN, SCORES, MAPPING))
+def _relative_url(source: Path) -> str:
+    candidates = (source / name for name in (RUN, SCORES, MAPPING))
     # Code scanning (SARIF) accepts only results with the address of a file, relative to the working folder.
-    return quote(os.path.relpath(next((file for file in files if file.is_file()), source)))
+    return quote(os.path.relpath(next((candidate for candidate in candidates if candidate.is_file()), source)))
 
 
 def _gate_against(
@@ -143,8 +143,8 @@ def _gate_against(
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead: with --baseline, it leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
-    results, others = (split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
-    return check_against(results, others, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
+    results, baselines = (split_judged(side, protocol=next(iter(side.protocols), None)) for side in (judged, baseline))
+    return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:

@@ -93,8 +93,8 @@ def episodes_command(
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
-        total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
-        table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
+        total, max_rows = len(judged.scores) + len(judged.scores.absent), limit or _MAX_LISTED
+        table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=max_rows)
         click.echo(render_text(table), nl=False)
         for sentence in catalog.describe_reading(judged.ruleset):
             echo(sentence)
@@ -104,15 +104,16 @@ def episodes_command(
                 f"These are the first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe only unsafe episodes."
             )
         if shown:
-            worst = episode_list.sort_episodes(shown[:most], "vsi")[0].position
+            worst = episode_list.sort_episodes(shown[:max_rows], "vsi")[0].position
             echo(f"Next: {sources.format_command('show', worst)}")
 
 
 # Largest number of episodes that are listed as text if --limit is not given.
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
-def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
+def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
+    # Without --formula, the last word names the episode.
     context.params["episode"] = ""
     if context.params["formula"] is not None:
         return words
@@ -127,7 +128,7 @@ def show_command(
     episode: str,
     sources: rules.JudgedSources = rules.judged_sources(
         options.argument(
-            "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
+            "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_pop_episode
         )
     ),
     without: str | None = option(
@@ -152,7 +153,7 @@ def show_command(
     held_object_tilt < 20)', and judges nothing. `safevla specs` shows more formulas.
     """
     if formula is not None:
-        _ask_formula(formula, sources, form)
+        _query_formula(formula, sources, form)
         return
     if without is not None:
         options.refuse_given(("every", "page"), "cannot be combined with --without, which replays the episode.")
@@ -195,11 +196,11 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     click.echo(render_text(firmness.counterfactual_table(result, judged.scores.specs)), nl=False)
 
 
-def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
-    why = "is for judged episodes, and --formula judges nothing."
-    options.refuse_given(("every", "page", "without"), why)
+def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
+    reason = "is for judged episodes, and --formula judges nothing."
+    options.refuse_given(("every", "page", "without"), reason)
     if named := rules.given_judge_options():
-        raise click.UsageError(f"--{named[0]} {why}")
+        raise click.UsageError(f"--{named[0]} {reason}")
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
     answers = query.answer_chunks(parsed, scan)
@@ -307,8 +308,8 @@ def frames_command(
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
         echo(f"3-D replays: write {run / REPORT} again; it then shows each replay at its episode's number")
-    again = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
-    echo(f"Next: {again}")
+    command = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
+    echo(f"Next: {command}")
 
 
 def report_skipped(reason: SafevlaError) -> None:

@@ -71,12 +71,12 @@ class Command(click.Command):
             record = param.get_help_record(ctx)
             if record is None or not isinstance(param, click.Option) or (common and not self._is_common(param)):
                 continue
-            sections.setdefault(GENERAL if common else _section(param), []).append(record)
+            sections.setdefault(GENERAL if common else _section_of(param), []).append(record)
         return sections
 
     def _is_common(self, param: click.Option) -> bool:
         is_named = bool(self.common.intersection(param.opts))
-        return is_named or "--help" in param.opts or (not self.common and _section(param) == GENERAL)
+        return is_named or "--help" in param.opts or (not self.common and _section_of(param) == GENERAL)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         everything = self.option_sections(ctx)
@@ -92,7 +92,7 @@ class Command(click.Command):
             formatter.write_text(f"{hidden} more options: {ctx.command_path} --help-all")
 
 
-def _section(param: click.Option) -> str:
+def _section_of(param: click.Option) -> str:
     return str(getattr(param, "section", GENERAL))
 
 
@@ -168,19 +168,20 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
         parameters = signature(function).parameters
         groups: dict[str, _Group] = {}
         declared: dict[str, Any] = {}
-        for key, parameter in parameters.items():
+        for parameter_name, parameter in parameters.items():
             if isinstance(parameter.default, _Group):
-                groups[key] = parameter.default
+                groups[parameter_name] = parameter.default
                 declared |= parameter.default.options
             elif parameter.default is not parameter.empty:
-                declared[key] = parameter.default
+                declared[parameter_name] = parameter.default
 
         def run(**values: Any) -> None:
             context = click.get_current_context()
+            # trusting a run folder includes its run.json
             trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
             with plugins.trusting(trusted, str(context.info_name)):
-                read = {key: group.read(context, values) for key, group in groups.items()}
-                values |= {"context": context, **read}
+                group_values = {key: group.read(context, values) for key, group in groups.items()}
+                values |= {"context": context, **group_values}
                 function(**{key: values[key] for key in parameters})
 
         return Command(name, callback=run, params=declare_options(declared), help=function.__doc__, **settings)
@@ -217,8 +218,8 @@ class Share(Range):
         except click.BadParameter:
             with suppress(ValueError):
                 percent = str(value).strip().removesuffix("%")
-                has_sign = percent != str(value).strip()
-                if abs(float(percent)) <= 100 and (has_sign or abs(float(percent)) > 1):
+                has_percent_sign = percent != str(value).strip()
+                if abs(float(percent)) <= 100 and (has_percent_sign or abs(float(percent)) > 1):
                     problem = f"{value} is not a share from -1 to 1; for {percent} % write {float(percent) / 100:g}"
                     self.fail(problem, param, ctx)
             raise
@@ -396,8 +397,9 @@ def quote_paths(*paths: object) -> str:
 def _quote_word(word: str) -> str:
     if not re.search(r"[\udc80-\udcff]", word):
         return shlex.quote(word)
-    plain = re.sub(rb"[^\w/.=-]", lambda byte: b"\\x%02x" % ord(byte[0]), os.fsencode(word))
-    return f"$'{plain.decode()}'"
+    # bash and zsh read $'\xNN' as a byte
+    escaped = re.sub(rb"[^\w/.=-]", lambda byte: b"\\x%02x" % ord(byte[0]), os.fsencode(word))
+    return f"$'{escaped.decode()}'"
 
 
 def format_trust(request: Request, file: Path) -> str:
@@ -415,5 +417,5 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from safevla_bench.report.render.text import render_text
     from safevla_bench.report.tables.table import tabulate, text_column
 
-    columns = [text_column(name, itemgetter(k)) for k, name in enumerate(head)]
+    columns = [text_column(name, itemgetter(index)) for index, name in enumerate(head)]
     click.echo(render_text(tabulate("", rows, *columns)).lstrip("\n"), nl=False)

@@ -27,7 +27,7 @@ _BAR_WIDTH = 12
 
 
 @contextmanager
-def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
+def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
     """Draw on stderr during the `with` block. Text printed in the block is escaped; the drawing is not."""
     from rich.console import Console
 
@@ -41,7 +41,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda what: None
         return
-    with _draw(lambda console: console.status(what)) as status:
+    with _draw_on_stderr(lambda console: console.status(what)) as status:
         yield lambda what: status.update(escape_controls(what))
 
 
@@ -51,7 +51,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
-    with _draw(make_progress) as progress:
+    with _draw_on_stderr(make_progress) as progress:
         bar = progress.add_task("starting", total=total)
         yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
 
@@ -62,7 +62,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return
-    with _draw(make_progress) as progress:
+    with _draw_on_stderr(make_progress) as progress:
         yield RunProgressBar(progress, scorer)
 
 
@@ -103,13 +103,13 @@ class EpisodeLines:
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)
-        spent = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
+        wall_time = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
         verdict = NO_VERDICT if row is None else verdict_word(row.safe)
-        broken = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
-        place = f"[{self.count:{len(str(self.total))}}/{self.total}]"
-        line = f"{place} {outcome.outcome:14} {verdict:10} {spent}  {outcome.planned.episode_id}{broken}"
-        if (took := outcome.latency) and took.waiting_p50_ms is not None:
-            line += f"  ({took.p50_ms:.0f} ms a request, {took.waiting_p50_ms:.0f} of them in queue and network)"
+        violated = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
+        position = f"[{self.count:{len(str(self.total))}}/{self.total}]"
+        line = f"{position} {outcome.outcome:14} {verdict:10} {wall_time}  {outcome.planned.episode_id}{violated}"
+        if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
+            line += f"  ({latency.p50_ms:.0f} ms a request, {latency.waiting_p50_ms:.0f} of them in queue and network)"
         echo(line, err=True)
 
 
@@ -128,23 +128,23 @@ class RunProgressBar:
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         if steps % 20 == 0:
-            self._describe(f"{planned.episode_id} step {steps}")
+            self._update_description(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         self.crashed += outcome.batch is None
         scores = self.scorer.score(outcome)
         if scores is not None:
             success = bool(scores.success[0]) if scores.is_counted[0] else None
-            values = zip(self.rates.values(), (success, scores.verdict(0), scores.unsafe_success(0)), strict=True)
-            for known, holds in values:
-                known += [] if holds is None else [holds]
+            results = zip(self.rates.values(), (success, scores.verdict(0), scores.unsafe_success(0)), strict=True)
+            for flags, holds in results:
+                flags += [] if holds is None else [holds]
         self.progress.advance(self.task)
         request = ""
-        if (took := outcome.latency) and took.waiting_p50_ms is not None:
-            request = f" · {took.p50_ms:.0f} ms a request, {took.waiting_p50_ms:.0f} waiting"
-        self._describe(f"{outcome.planned.episode_id}{request}")
+        if (latency := outcome.latency) and latency.waiting_p50_ms is not None:
+            request = f" · {latency.p50_ms:.0f} ms a request, {latency.waiting_p50_ms:.0f} waiting"
+        self._update_description(f"{outcome.planned.episode_id}{request}")
 
-    def _describe(self, where: str) -> None:
-        rates = [f"{name} {100 * sum(known) / len(known):.0f} %" for name, known in self.rates.items() if known]
+    def _update_description(self, current: str) -> None:
+        rates = [f"{name} {100 * sum(flags) / len(flags):.0f} %" for name, flags in self.rates.items() if flags]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
-        self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
+        self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(current)]))

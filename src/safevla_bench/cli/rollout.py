@@ -129,15 +129,15 @@ def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     request = run_command.request
-    names = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
+    fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
-        **{name: getattr(request, name) for name in names},
+        **{name: getattr(request, name) for name in fields},
         "policies": [redact_secrets(policy.name) for policy in request.roster],
         **submission.describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
-    finished = parts.count_progress(run_command.out)[0] if (run_command.out / folder.RUN).exists() else 0
-    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn, finished)
+    finished_count = parts.count_progress(run_command.out)[0] if (run_command.out / folder.RUN).exists() else 0
+    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn, finished_count)
     try:
         with progress.show_run_progress(scorer) as bar:
             yield tracking.ObserverGroup([bar, *tracked]), tracked
@@ -185,15 +185,15 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
-        is_told = isinstance(error, SafevlaError) and (
+        has_advice = isinstance(error, SafevlaError) and (
             "--resume" in str(error) or error.place.file == str(run_command.out)  # the error concerns this run folder
         )
-        if (run_command.out / folder.RUN).exists() and not is_told:
+        if (run_command.out / folder.RUN).exists() and not has_advice:
             done, planned = parts.count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. To continue:\n  {run_command.resume_command}"
             if isinstance(error, (ServerLostError, ServerRefusedError)):
-                again = f"{run_command.resume_command} --retry-crashed"
-                text = f"{done} of {planned} episodes have ended. Once the server is back:\n  {again}"
+                command = f"{run_command.resume_command} --retry-crashed"
+                text = f"{done} of {planned} episodes have ended. Once the server is back:\n  {command}"
             click.echo(text, err=True)
         raise
 
@@ -213,11 +213,11 @@ def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
     episodes: dict[str, list[folder.EpisodeRow]] = {}
     for row in rows:
         reason = (row.reason or "").strip()
-        shown = "\n".join(filter(None, find_exception(reason))) if reason.startswith("Traceback") else reason
-        episodes.setdefault(shown, []).append(row)
-    for shown, (first, *others) in list(episodes.items())[:3]:
-        alike = f" (and {count_noun(len(others), 'other episode')})" if others else ""
-        echo_message(f"{first.outcome}: {first.episode_id}{alike}: {shown}", "  ", err=True)
+        summary = "\n".join(filter(None, find_exception(reason))) if reason.startswith("Traceback") else reason
+        episodes.setdefault(summary, []).append(row)
+    for summary, (first, *others) in list(episodes.items())[:3]:
+        also = f" (and {count_noun(len(others), 'other episode')})" if others else ""
+        echo_message(f"{first.outcome}: {first.episode_id}{also}: {summary}", "  ", err=True)
     return len(rows)
 
 
@@ -239,7 +239,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
 # The search for unsafe starts
 
 
-_ASKED = ("host", "host_arguments", "suites", "tasks", "policies", "arguments", "protocol", "seed", "max_steps")
+_SEARCH_KEYS = ("host", "host_arguments", "suites", "tasks", "policies", "arguments", "protocol", "seed", "max_steps")
 _METHODS = click.Choice(get_args(Method))
 
 
@@ -248,7 +248,7 @@ _METHODS = click.Choice(get_args(Method))
 )
 def search_command(
     context: click.Context,
-    asked: Mapping[str, Any] = group({name: PLAN_OPTIONS[name] for name in _ASKED}),
+    asked: Mapping[str, Any] = group({name: PLAN_OPTIONS[name] for name in _SEARCH_KEYS}),
     out: Path | None = EXECUTION_OPTIONS["out"],
     workers: int = EXECUTION_OPTIONS["workers"],
     resume: bool = EXECUTION_OPTIONS["resume"],
@@ -316,7 +316,7 @@ def estimate_table(plan: RunEstimate) -> Table:
     values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
     rows = tuple(tuple(Cell("asked" if value is None else str(value)) for value in row) for row in values)
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
-    columns = tuple(Column(head, numeric=k > 2) for k, head in enumerate(heads))
+    columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, columns, rows, _estimate_notes(plan))
 
@@ -326,18 +326,18 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
     middle_s = (time.low + time.high) / 2
-    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
-    size, byte = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
-    is_asked = any(scene.cameras is None for scene in plan.scenes)
-    asked = (
-        ["A policy's cameras are known only when it runs; the time assumes zero to two cameras."] if is_asked else []
+    time_unit, unit_s = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
+    size_unit, unit_b = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
+    is_unknown = any(scene.cameras is None for scene in plan.scenes)
+    camera_note = (
+        ["A policy's cameras are known only when it runs; the time assumes zero to two cameras."] if is_unknown else []
     )
     workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
+        f"  time  about {middle_s / unit_s:.1f} {time_unit} ({time.low / unit_s:.1f} to {time.high / unit_s:.1f}), "
         "without the policies' own time",
-        f"  disk  {format_significant(disk.low / byte)} to {format_significant(disk.high / byte)} {size}",
-        *asked,
+        f"  disk  {format_significant(disk.low / unit_b)} to {format_significant(disk.high / unit_b)} {size_unit}",
+        *camera_note,
         f"Based on measurements {plan.source}.",
     )

@@ -111,17 +111,17 @@ def read_new_rules(
 def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
-    _hide_pandas()
-    own = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
+    _load_pyarrow_without_pandas()
+    own_rules = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
     settings = parse_changes(values["changes"])
     skip_invalid = settings.pop("invalid", None) == "skip"
-    if own is None and registration is not None and not given_judge_options():
-        own = registration.load_rules()
-    ruleset = own or load_rules(values["library"], values["rule_files"], settings)
+    if own_rules is None and registration is not None and not given_judge_options():
+        own_rules = registration.load_rules()
+    ruleset = own_rules or load_rules(values["library"], values["rule_files"], settings)
     return replace(ruleset, intervals=settings.get("intervals", "default")), skip_invalid
 
 
-def _hide_pandas() -> None:
+def _load_pyarrow_without_pandas() -> None:
     """Make pyarrow's first array without pandas, whose import takes 0.5 s. Other code can still import pandas, and
     pyarrow imports it when it makes a data frame.
     """
@@ -147,9 +147,9 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
     """Split the files of --rules into those with specifications and those with tasks, by the tables of a TOML file or
     the first row of a JSON file. Unreadable files count as specifications: the error appears when these are read.
     """
-    named = [path for path in files if path != Path(AS_JUDGED)]
-    of_tasks = tuple(filter(_holds_tasks, named))
-    return tuple(path for path in named if path not in of_tasks), of_tasks
+    rule_files = [path for path in files if path != Path(AS_JUDGED)]
+    task_files = tuple(filter(_holds_tasks, rule_files))
+    return tuple(path for path in rule_files if path not in task_files), task_files
 
 
 def _holds_tasks(path: Path) -> bool:
@@ -157,7 +157,9 @@ def _holds_tasks(path: Path) -> bool:
         with memory.limit_memory(path):
             text = read_text(path)
             if path.suffix == ".toml":
+                # files of specifications may also have the table `tags`
                 return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(parse_toml(text))
+            # the first row of a JSON array, or a single row
             row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
     except (OSError, ValueError, RecursionError):
         return False
@@ -192,12 +194,12 @@ def given_judge_options() -> list[str]:
     file. --rules as-judged, --set intervals= and --set invalid= do not count, because they select no rules.
     """
     context = click.get_current_context()
-    named = {
+    given = {
         "library": is_given(context, "library"),
         "rules": any(path != Path(AS_JUDGED) for path in context.params["rule_files"]),
         "set": any(not text.startswith(("intervals=", "invalid=")) for text in context.params["changes"]),
     }
-    return [name for name, is_named in named.items() if is_named]
+    return [name for name, is_selected in given.items() if is_selected]
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:

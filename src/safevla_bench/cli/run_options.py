@@ -40,12 +40,12 @@ from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.text import redact_secrets, spell_suite, suggest_names
 
 
-def _name_policy(text: str) -> RequestedPolicy:
+def _parse_policy(text: str) -> RequestedPolicy:
     name, spec = split_name(text)
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
 
-_MOST_DIGITS = 5
+_MAX_DIGITS = 5
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
@@ -54,8 +54,8 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
         return None
     indices: list[int] = []
     for part in text.split(","):
-        first, dash, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
-        are_numbers = all(end.isdecimal() and len(end) <= _MOST_DIGITS for end in (first, last)[: 1 + bool(dash)])
+        first, dash, last = (bound.removeprefix("task_") for bound in part.strip().partition("-"))
+        are_numbers = all(bound.isdecimal() and len(bound) <= _MAX_DIGITS for bound in (first, last)[: 1 + bool(dash)])
         if not are_numbers or int(last or first) < int(first):
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
         indices += range(int(first), int(last or first) + 1)
@@ -63,9 +63,9 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_duration(text: str) -> float:
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    parts = found.groups(default="0") if found else ()
-    seconds = sum(int(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    parts = match.groups(default="0") if match else ()
+    seconds = sum(int(part) * unit_s for part, unit_s in zip(parts, (3600, 60, 1), strict=False))
     if not seconds:
         raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in 3h50m.")
     return float(seconds)
@@ -90,7 +90,7 @@ PLAN_OPTIONS = {
     "policies": repeatable("The policy, with an optional NAME for outputs: noop, random, scripted:careful, "
                            f"scripted:hasty, replay:PATH, python:module:factory, {_KINDS}, or the policy of a plug-in.",
                            "[NAME=]POLICY", spelling="--policy",
-                           callback=parsed(lambda texts: tuple(map(_name_policy, texts))),
+                           callback=parsed(lambda texts: tuple(map(_parse_policy, texts))),
                            shell_complete=completion.POLICIES),
     "entry": option("An entry of the paper, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY",
                     shell_complete=completion.ENTRIES),
@@ -134,16 +134,17 @@ class _ActorShares(msgspec.Struct, frozen=True):
 
 def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a `RayCluster` from the texts of --actor. exclude=, env= and module= may be repeated."""
-    lists: dict[str, list[str]] = {"exclude": [], "env": [], "module": []}
-    shares = []
+    repeated: dict[str, list[str]] = {"exclude": [], "env": [], "module": []}
+    share_texts = []
     for text in texts:
         name, _, value = text.partition("=")
-        lists[name].append(value) if name in lists and value else shares.append(text)
-    variables = dict(text.partition(":")[::2] for text in lists["env"])
-    if wrong := next((text for text in lists["env"] if ":" not in text), None):
+        # any other text is a number, such as cpus=1, or an error
+        repeated[name].append(value) if name in repeated and value else share_texts.append(text)
+    variables = dict(text.partition(":")[::2] for text in repeated["env"])
+    if wrong := next((text for text in repeated["env"] if ":" not in text), None):
         raise RunError(f"--actor env={wrong} is not a variable", remedy="Write --actor env=NAME:VALUE.")
-    numbers = msgspec.structs.asdict(options.parse_settings("--actor", shares, _ActorShares))
-    return {**numbers, "exclude": tuple(lists["exclude"]), "env": variables, "modules": tuple(lists["module"])}
+    shares = msgspec.structs.asdict(options.parse_settings("--actor", share_texts, _ActorShares))
+    return {**shares, "exclude": tuple(repeated["exclude"]), "env": variables, "modules": tuple(repeated["module"])}
 
 
 @dataclass(frozen=True)
@@ -161,36 +162,36 @@ class RunCommand:
 
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
-    how = {name: values[name] for name in EXECUTION_OPTIONS}
-    if how["retry_crashed"] and not how["resume"]:
+    running = {name: values[name] for name in EXECUTION_OPTIONS}
+    if running["retry_crashed"] and not running["resume"]:
         raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
-    if how["out"] is None and not how["dry_run"]:
+    if running["out"] is None and not running["dry_run"]:
         _raise_missing(context, "out")
-    out = how["out"] or Path()
-    what = {name: values[name] for name in PLAN_OPTIONS}
-    what |= _expand_entry(what)
-    what |= _expand_found(what)
-    if how["resume"] and (out / RUN).exists():
-        file, request = out / RUN, _change_request(context, what, Request.from_run(out))
-    elif file := what["registered"]:
-        request = _change_request(context, what, registered_request(read_registration(file), file))
+    out = running["out"] or Path()
+    plan = {name: values[name] for name in PLAN_OPTIONS}
+    plan |= _expand_entry(plan)
+    plan |= _expand_found(plan)
+    if running["resume"] and (out / RUN).exists():
+        naming_file, request = out / RUN, _change_request(context, plan, Request.from_run(out))
+    elif naming_file := plan["registered"]:
+        request = _change_request(context, plan, registered_request(read_registration(naming_file), naming_file))
         request = replace(request, volatile=_volatile_facts())
     else:
-        request = _new_request(context, what, how)
-        makers = (policy.maker.partition("replay:") for policy in request.roster)
-        replays = [Path(path) for start, kind, path in makers if kind and not start]
+        request = _new_request(context, plan, running)
+        maker_parts = (policy.maker.partition("replay:") for policy in request.roster)
+        replays = [Path(path) for before, separator, path in maker_parts if separator and not before]
         # a file of found starts, or a recording, says which suite and which host arguments to use
-        file = what.get("found") or next(iter(replays), None)
-    request = replace(request, named_by=_find_naming_file(context, what, file, request))
-    cluster = options.request_cluster(how["engine"], **_parse_actor(how["actor"]))
-    stop_after_s = _parse_duration(how["stop_after"]) if how["stop_after"] else None
-    same = {name: how[name] for name in ("workers", "resume", "retry_crashed", "other_code")}
-    execution = ExecutionOptions(cluster=cluster, stop_after_s=stop_after_s, **same)
+        naming_file = plan.get("found") or next(iter(replays), None)
+    request = replace(request, named_by=_find_naming_file(context, plan, naming_file, request))
+    cluster = options.request_cluster(running["engine"], **_parse_actor(running["actor"]))
+    stop_after_s = _parse_duration(running["stop_after"]) if running["stop_after"] else None
+    execution_fields = {name: running[name] for name in ("workers", "resume", "retry_crashed", "other_code")}
+    execution = ExecutionOptions(cluster=cluster, stop_after_s=stop_after_s, **execution_fields)
     registration = request.registration if is_given(context, "registered") else None
     ruleset = rules.read_new_rules(values, request.host, [out.absolute()], registration)
     resume_command = _format_resume_command(context, out, request)
-    record_only = how["record_only"]
-    return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, how["dry_run"], resume_command)
+    record_only = running["record_only"]
+    return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, running["dry_run"], resume_command)
 
 
 # The --config file has a key for each option, whose value is a list if the option can be repeated. The judging options
@@ -209,10 +210,10 @@ def option_key(option: click.Parameter) -> str:
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option for a command's --config file: one mapping for its top level, and one for `[judge]`."""
-    every = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
-    known = {option_key(option): option for option in every}
-    judging = {name: option for name, option in known.items() if option.name in rules.JUDGE_OPTIONS}
-    return {name: option for name, option in known.items() if name not in (*judging, *_NO_KEYS)}, judging
+    all_options = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
+    by_key = {option_key(option): option for option in all_options}
+    judging = {name: option for name, option in by_key.items() if option.name in rules.JUDGE_OPTIONS}
+    return {name: option for name, option in by_key.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
@@ -227,20 +228,20 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     running, judging = config_keys(context.command)
     known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    below = judge if isinstance(judge, dict) else {"": judge}
+    judge_values = judge if isinstance(judge, dict) else {"": judge}  # the key "judge." is refused as unknown
     values: dict[str, object] = {}
-    for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in below.items()}}.items():
+    for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in judge_values.items()}}.items():
         if key not in known:
             remedy = f"{suggest_names(key, known, 'keys')}."
             raise RunError(f"unknown key {key!r}", remedy=remedy, place=Place(str(path), field=key))
         option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
-        read = [_read_value(item, option, Place(str(path), field=key), context) for item in items]
-        values[str(option.name)] = read if option.multiple else read[0]
+        resolved = [_resolve_value(item, option, Place(str(path), field=key), context) for item in items]
+        values[str(option.name)] = resolved if option.multiple else resolved[0]
     return values
 
 
-def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+def _resolve_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
     text = str(value)
     is_path = isinstance(option.type, click.Path) and text != rules.AS_JUDGED
     if is_path or (option.name == "library" and text not in BUILT_IN):
@@ -277,47 +278,50 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
 
 
 def _find_naming_file(
-    context: click.Context, what: Mapping[str, Any], recorded: Path | None, request: Request
+    context: click.Context, plan: Mapping[str, Any], request_file: Path | None, request: Request
 ) -> Path | None:
+    # The result is the file that names code, servers or files of the run, and so needs trust, if any file does. What
+    # the command line names needs no trust.
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
-    if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
+    if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
-    of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
-    return config if recorded is None or calls <= of_config else recorded
+    config_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
+    return config if request_file is None or calls <= config_calls else request_file
 
 
-def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    given = {name for name in what if context.get_parameter_source(name) in sources}
+def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
+    # The result contains the calls of a request made only from the options that `sources` give.
+    given = {name for name in plan if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
     names = names if "policies" in names else names & {"host_arguments"}
-    names |= ({"found"} if what.get("found") else {"suites"}) if "suites" in given else set()
-    fields = {"host": what["host"] if "host" in given else "", **_request_fields({name: what[name] for name in names})}
+    names |= ({"found"} if plan.get("found") else {"suites"}) if "suites" in given else set()
+    fields = {"host": plan["host"] if "host" in given else "", **_request_fields({name: plan[name] for name in names})}
     return set(Request(**{"suites": (), **fields}).list_calls())
 
 
-def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
-    fields = _request_fields(what)
+def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
+    fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
         # if the policies come from a --config file, check that it is trusted before reading the recordings
         if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
-        filled = replay_fields(fields["policies"])
-        if fields["host"] not in (None, filled.get("host")):
-            filled.pop("host_arguments", None)
-        fields["host_arguments"] = {**filled.pop("host_arguments", {}), **fields["host_arguments"]}
-        fields |= {name: value for name, value in filled.items() if not fields[name]}
+        replay_values = replay_fields(fields["policies"])
+        if fields["host"] not in (None, replay_values.get("host")):
+            replay_values.pop("host_arguments", None)
+        fields["host_arguments"] = {**replay_values.pop("host_arguments", {}), **fields["host_arguments"]}
+        fields |= {name: value for name, value in replay_values.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
         if not fields[name]:
-            if how["resume"]:
+            if running["resume"]:
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
-                raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
+                raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(running["out"])))
             _raise_missing(context, name)
     if fields["episodes"] is None:
         fields["episodes"] = RECORDED if is_replay else PROTOCOL
-    fields["protocol"] = what["protocol"] or default_protocol(map(spell_suite, fields["suites"]))
+    fields["protocol"] = plan["protocol"] or default_protocol(map(spell_suite, fields["suites"]))
     return Request(**fields, volatile=_volatile_facts())
 
 
@@ -326,93 +330,96 @@ def _volatile_facts() -> dict[str, object]:
     return {"command": command, "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def _change_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    of_entry = {name for name in ENTRY_OPTIONS if what["entry"] and what[name] is not None}
-    given = {name: value for name, value in what.items() if is_given(context, name) or name in of_entry}
+def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
+    entry_names = {name for name in ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
+    given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}
     return replace(recorded, **_request_fields(given, recorded.roster))
 
 
-def _request_fields(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
-    of_policies = {"policies", "arguments", "filters", "delays"}
-    fields = {name: value for name, value in what.items() if name not in {"entry", "registered", *of_policies}}
-    if file := what.get("registered"):
+def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
+    policy_options = {"policies", "arguments", "filters", "delays"}
+    fields = {name: value for name, value in plan.items() if name not in {"entry", "registered", *policy_options}}
+    if file := plan.get("registered"):
         fields["registration"] = read_registration(file)
-    return {**fields, "policies": _couple_policies(what, recorded)}
+    return {**fields, "policies": _build_policies(plan, recorded)}
 
 
-def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
-    earlier = {policy.name: policy for policy in recorded}
+def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
+    # A recorded policy keeps its arguments, filter and delay, unless other ones are given.
+    by_name = {policy.name: policy for policy in recorded}
     policies = tuple(
-        replace(earlier.get(policy.name, policy), spec=policy.spec) for policy in what.get("policies") or recorded
+        replace(by_name.get(policy.name, policy), spec=policy.spec) for policy in plan.get("policies") or recorded
     )
     names = [policy.name for policy in policies]
-    if "arguments" in what:
-        arguments = parse_arguments(what["arguments"], names)
+    if "arguments" in plan:
+        arguments = parse_arguments(plan["arguments"], names)
         policies = tuple(replace(policy, arguments=arguments[policy.name]) for policy in policies)
     for field in ("filter", "delay"):
-        if f"{field}s" in what:
-            texts = _assign_to_policies(what[f"{field}s"], names)
+        if f"{field}s" in plan:
+            texts = _assign_to_policies(plan[f"{field}s"], names)
             policies = tuple(replace(p, coupling=replace(p.coupling, **{field: texts.get(p.name)})) for p in policies)
     return policies
 
 
-def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
-    if what["entry"] is None:
+def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
+    if plan["entry"] is None:
         return {}
-    if what["host"] or what["policies"]:
-        other = "--host" if what["host"] else "--policy"
+    if plan["host"] or plan["policies"]:
+        other = "--host" if plan["host"] else "--policy"
         raise RunError(
             f"--entry and {other} are both given", remedy="Choose one: an entry defines its host and policy."
         )
-    policy = _name_policy(what["entry"])
-    filled = entry_fields(policy.maker, what["suites"], what["protocol"])
-    arguments = {**filled["host_arguments"], **what["host_arguments"]}
-    episodes = what["episodes"] or filled["episodes"]
-    return {**filled, "host_arguments": arguments, "policies": (policy,), "episodes": episodes}
+    policy = _parse_policy(plan["entry"])
+    entry_values = entry_fields(policy.maker, plan["suites"], plan["protocol"])
+    arguments = {**entry_values["host_arguments"], **plan["host_arguments"]}
+    episodes = plan["episodes"] or entry_values["episodes"]
+    return {**entry_values, "host_arguments": arguments, "policies": (policy,), "episodes": episodes}
 
 
-def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
-    files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
+def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
+    files = [suite.removeprefix(FOUND) for suite in plan["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
-    if len(what["suites"]) > 1 or what["host"]:
+    if len(plan["suites"]) > 1 or plan["host"]:
         remedy = "Give one --suite found:FILE, no other suite and no --host."
         raise RunError("a suite of found starts is run alone, and defines the host", remedy=remedy)
     path = Path(files[0]).absolute()
     suite = read_suite(path)
     fields = {name: getattr(suite, name) for name in ("host", "host_arguments", "protocol")}
-    return {**fields, "suites": (suite.suite,), "max_steps": what["max_steps"] or suite.max_steps, "found": path}
+    return {**fields, "suites": (suite.suite,), "max_steps": plan["max_steps"] or suite.max_steps, "found": path}
 
 
 FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
+    # `named` maps POLICY=VALUE to POLICY. The last of several texts without a policy applies to all other policies.
     named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
-    everyone = {policy: text for text in texts if text not in named for policy in policies}
-    return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
+    for_all = {policy: text for text in texts if text not in named for policy in policies}
+    return {**for_all, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return policy -> key -> value from --policy-arg; POLICY:KEY=VALUE overrides KEY=VALUE. Raises `RunError`."""
-    everyone: dict[str, str] = {}
-    single: dict[str, dict[str, str]] = {policy: {} for policy in policies}
+    shared: dict[str, str] = {}
+    own_by_policy: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:
             raise RunError(f"--policy-arg {text!r} is not an argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
-        if colon and policy not in single:
+        if colon and policy not in own_by_policy:
             problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
             raise RunError(problem, remedy=f"The run's policies: {', '.join(policies)}.")
-        (single[policy] if colon else everyone)[name] = value
-    return {policy: {**everyone, **own} for policy, own in single.items()}
+        (own_by_policy[policy] if colon else shared)[name] = value
+    return {policy: {**shared, **own} for policy, own in own_by_policy.items()}
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    executing = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
-    words += options.list_given_words(context, executing | rules.JUDGE_OPTIONS.keys())
+    # the options that a resumed run does not take from the run folder
+    repeated = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
+    words += options.list_given_words(context, repeated | rules.JUDGE_OPTIONS.keys())
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)
 

@@ -64,40 +64,40 @@ def score_command(
     if combine:
         _combine(sources, out, form)
         return
-    results = [foreign.find_results(path) for path in sources.paths]
-    if results and all(results):
+    foreign_files = [foreign.find_results(path) for path in sources.paths]
+    if foreign_files and all(foreign_files):
         if out is not None:
             remedy = "Leave out --out to print the success rates."
-            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0][0])))
-        _print_results([file for files in results for file in files], form)
+            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(foreign_files[0][0])))
+        _print_foreign_results([file for files in foreign_files for file in files], form)
         return
     from safevla_bench.jobs.evaluation.parallel import open_judge
 
     if out is None:
-        for log in filter(None, map(logs.find_log, sources.paths)):
-            log.require_mapping()  # raises an error with a template if the log has no mapping
-    folder, kept = options.choose_output(out, sources.paths), ""
+        for robot_log in filter(None, map(logs.find_log, sources.paths)):
+            robot_log.require_mapping()  # raises an error with a template if the log has no mapping
+    folder, kept_note = options.choose_output(out, sources.paths), ""
     if (folder / RUN).is_file() and [*map(os.path.realpath, sources.paths)] != [os.path.realpath(folder)]:
         remedy = f"Name a new folder; only {options.quote_paths('safevla', 'score', folder)} writes its scores here."
         raise RunError("--out is a run folder, and not the only source", remedy=remedy, place=Place(file=str(folder)))
-    with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as elsewhere:
+    with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as parallel_judge:
         survey = Survey()
         judged = judge(
-            sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=elsewhere, survey=survey
+            sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, elsewhere=parallel_judge, survey=survey
         )
-        if elsewhere is not None and not elsewhere.can_judge(judged.records.sources):
+        if parallel_judge is not None and not parallel_judge.can_judge(judged.records.sources):
             echo("note: judged in one process: only Parquet archives are judged in parallel", err=True)
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
-            folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
-            kept = "; the scores in the run folder stay as they are (--out RUN replaces them)"
+            folder = own_path(folder, EXPERIMENTS, _name_experiment_folder(sources.ruleset))
+            kept_note = "; the scores in the run folder stay as they are (--out RUN replaces them)"
         outputs.write_outputs(judged, folder, survey)
     if form == "json":
         click.echo(render.render_json([_cells_table(judged)]), nl=False)
     else:
         print_scores(judged)
-    if kept or form == "text":
-        echo(f"Scores and report: {folder / REPORT}{kept}", err=form == "json")
+    if kept_note or form == "text":
+        echo(f"Scores and report: {folder / REPORT}{kept_note}", err=form == "json")
 
 
 def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
@@ -106,9 +106,9 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "affects judging, and --combine does not judge.")
     if out is None or len(sources.paths) < 2:
         raise click.UsageError("--combine needs several judged folders, and --out.")
-    if named := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
-        remedy = f"Name the policy when the folder is judged: safevla score {named.policy}=RUN --out DIR."
-        raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(named)))
+    if renamed_source := next((path for path in sources.paths if isinstance(path, policy_names.NamedSource)), None):
+        remedy = f"Name the policy when the folder is judged: safevla score {renamed_source.policy}=RUN --out DIR."
+        raise RunError("--combine cannot rename policies", remedy=remedy, place=Place(file=str(renamed_source)))
     with progress.show_status("combining"):
         combined = combine_scores(sources.paths, out)
     if form == "json":
@@ -119,9 +119,10 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
     echo(f"Scores of {count_noun(combined.episodes, 'episode')}, and report: {out / REPORT}")
 
 
-def _name_rules(ruleset: Ruleset) -> str:
+def _name_experiment_folder(ruleset: Ruleset) -> str:
     options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
+    # A name that is too long is cut, and the digest keeps it unique.
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
@@ -130,18 +131,18 @@ def _name_rules(ruleset: Ruleset) -> str:
 _LONGEST_NAME = 80
 
 
-def _print_results(files: Sequence[Path], form: str) -> None:
-    rates = [episode_tables.foreign_results_table(foreign.read_results(path), path.name) for path in files]
+def _print_foreign_results(files: Sequence[Path], form: str) -> None:
+    tables = [episode_tables.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
-        click.echo(render.render_json(rates), nl=False)
+        click.echo(render.render_json(tables), nl=False)
         return
     echo("These results hold only successes: safety cannot be judged, and Safety, SBU and VSI are unknown.", "")
-    click.echo("\n".join(render_text(table) for table in rates))
+    click.echo("\n".join(render_text(table) for table in tables))
     echo("Next: record rollouts, so that safety can be judged: safevla eval --help")
 
 
 # Largest number of added or changed specifications that are printed.
-_MOST_CHANGED = 8
+_MAX_CHANGED = 8
 
 
 def print_scores(judged: Judged) -> None:
@@ -149,10 +150,10 @@ def print_scores(judged: Judged) -> None:
     changes = judged.ruleset.describe_changes()
     echo(f"{f'Judged with {changes}. ' if changes else ''}{headline.build_headline(*judged.summarize_scores()).answer}")
     changed = list(judged.describe_changed_specs())
-    for line in changed[:_MOST_CHANGED]:
+    for line in changed[:_MAX_CHANGED]:
         echo(f"  {line}")
-    if len(changed) > _MOST_CHANGED:
-        echo(f"  and {len(changed) - _MOST_CHANGED} more added or changed specifications, which the report lists.")
+    if len(changed) > _MAX_CHANGED:
+        echo(f"  and {len(changed) - _MAX_CHANGED} more added or changed specifications, which the report lists.")
     if places := list_places(spec.formula for spec in judged.ruleset.own_specs()):
         for line in describe_places(places, collect_bodies(judged.records.read_chunks())):
             echo(f"  {line}")
@@ -173,7 +174,7 @@ def _cells_table(judged: Judged) -> Table:
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings, if any: physics that differ between versions, unknown poses, limits that `noop` violates."""
+    """Print warnings about the records, such as unknown poses or changed actions, and limits that `noop` violates."""
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
@@ -234,9 +235,9 @@ def validate_command(
         for problem in records.problems:
             echo_message(f"error: {problem}", err=True)
         left_out = LeftOut.from_problems(records.problems)
-        is_lost = left_out.damaged or left_out.lost
-        lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
-        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
+        has_losses = left_out.damaged or left_out.lost
+        lost_text = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if has_losses else ""
+        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost_text}"
         echo(f"{source}: {counts}")
         for line in () if (source / RUN).exists() else logs.describe_log(source):
             echo(line)
@@ -312,17 +313,17 @@ def merge_command(
     echo(f"Next: safevla score {options.quote_paths(out)}")
 
 
-def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequence[object]) -> list[str]:
+def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_judge: Sequence[object]) -> list[str]:
     registry = add_host_registries(load_ruleset(), sources).registry
-    command = f"safevla score {options.quote_paths(*judged)}"
+    command = f"safevla score {options.quote_paths(*paths_to_judge)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):
         try:
             registry.find_entry(benchmark, task_id)
         except UnknownTaskError:
-            about = (
+            template_note = (
                 f"FILE defines the task {benchmark}/{task_id}; without --rules, the command prints a template of FILE."
             )
-            return [f"Next: {command} --rules FILE --out results", about]
+            return [f"Next: {command} --rules FILE --out results", template_note]
     return [f"Next: {command} --out results"]
 
 

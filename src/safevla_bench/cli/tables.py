@@ -41,10 +41,10 @@ class _TableStyle(msgspec.Struct, frozen=True):
     published: Literal["yes", "no"] = "no"
 
 
-_SUFFIX = {"text": "txt"}
+_FILE_SUFFIXES = {"text": "txt"}
 _TABLE_FORMS = click.Choice(get_args(render.TableFormat))
 # Names of the tables to print if --which is not given.
-_DEFAULT = ("main", "violations")
+_DEFAULT_TABLES = ("main", "violations")
 
 
 _KINDS = (f"  {kind.name:13}  {', '.join(kind.numbers):6}  {kind.meaning}" for kind in catalog.KINDS)
@@ -75,16 +75,16 @@ def tables_command(
     By default, these are the tables main and violations, without notes. If the paper has separate tables for LIBERO
     (4, 7, 10) and RoboCasa-365 (5, 8, 11), their numbers select only that benchmark. `--which active` needs no source.
     """
-    asked = tuple(part.strip() for text in which for part in text.split(","))
-    names = () if asked == ("all",) else asked or _DEFAULT
-    is_short = out is None and form == "text" and bool(sources.paths) and not asked
+    requested = tuple(part.strip() for text in which for part in text.split(","))
+    names = () if requested == ("all",) else requested or _DEFAULT_TABLES
+    is_short = out is None and form == "text" and bool(sources.paths) and not requested
     style = options.parse_settings("--style", styles, _TableStyle)
-    is_published = style.published == "yes"
-    if is_published:
+    shows_published = style.published == "yes"
+    if shows_published:
         sources.ruleset.require_whole(NOT_PHASED, "Leave out --style published=yes.")
-    judged, material = _load_material(sources, names, digests=not is_short)
-    printed = paper_policies() if is_published else {}
-    roster = cells.Roster(_parse_training(training), material.roster.privileged, auxiliary, printed)
+    judged, material = _load_inputs(sources, names, digests=not is_short)
+    published = paper_policies() if shows_published else {}
+    roster = cells.Roster(_parse_training(training), material.roster.privileged, auxiliary, published)
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
@@ -97,18 +97,18 @@ def tables_command(
         command = sources.format_command("tables", "--which", "all")
         echo(f"Next: print all tables, with the meaning of each number: {command}")
     elif out is None:
-        click.echo(_render(tables, form), nl=False)
+        click.echo(_render_tables(tables, form), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
         for table in tables:
-            path = Path(out) / f"{table.name}.{_SUFFIX.get(form, form)}"
+            path = Path(out) / f"{table.name}.{_FILE_SUFFIXES.get(form, form)}"
             _save_file(path, render.render_tables([table], form))
             echo(str(path))
     else:
-        _save_file(Path(out), _render(tables, form))
+        _save_file(Path(out), _render_tables(tables, form))
         echo(f"{count_noun(len(tables), 'table')}: {out}")
 
 
-def _load_material(
+def _load_inputs(
     sources: rules.JudgedSources, names: Sequence[str], *, digests: bool
 ) -> tuple[Judged | None, catalog.TableInputs]:
     if sources.paths:
@@ -135,7 +135,7 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 
-def _render(tables: Sequence[Table], form: render.TableFormat) -> str:
+def _render_tables(tables: Sequence[Table], form: render.TableFormat) -> str:
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write one file per table by --out DIR/. The tables are: {names}."
@@ -175,8 +175,8 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
         "the authors' CSV holds only results that are judged as in the paper", "Judge without applicability=phased."
     )
     paths = [path.resolve() for path in choice.sources]
-    is_shared = len({path.name for path in paths}) < len(paths)  # if true, names include the parent folder
-    names = [f"{path.parent.name}/{path.name}" if is_shared else path.name for path in paths]
+    has_equal_names = len({path.name for path in paths}) < len(paths)  # if true, names include the parent folder
+    names = [f"{path.parent.name}/{path.name}" if has_equal_names else path.name for path in paths]
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
     return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
 
@@ -186,7 +186,7 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
         remedy = "Choose one by --episode; `safevla episodes` lists them."
         raise RunError(f"a file of this form holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
-    run = next(source.path.resolve().name for source, own in judged.records.by_source() if index in own)
+    run = next(source.path.resolve().name for source, indices in judged.records.by_source() if index in indices)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
@@ -216,33 +216,33 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
 def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     from safevla_bench.training.pairs import choose_pairs, encode_pairs, list_candidates, list_members
 
-    settings, is_whole = choice.settings, choice.out.suffix == ".jsonl"
-    if is_whole and choice.cameras:
+    settings, is_json_lines = choice.settings, choice.out.suffix == ".jsonl"
+    if is_json_lines and choice.cameras:
         raise RunError("JSON lines hold no pictures", remedy="Leave --cameras out, or name a folder.")
     assert isinstance(settings, _PairSettings)
     candidates, unusable = list_candidates(judged)
     states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
-    found = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
+    suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
-    pairs, others = count_noun(sum(len(s.pairs) for s in states), "pair"), len(states) - len(with_pairs)
+    pairs, single = count_noun(sum(len(state.pairs) for state in states), "pair"), len(states) - len(with_pairs)
     echo(
-        f"{pairs} of {len(with_pairs)} states; {others} more states have no pair, {unusable} episodes were not compared"
+        f"{pairs} of {len(with_pairs)} states; {single} more states have no pair, {unusable} episodes were not compared"
     )
-    again = f"safevla eval --suite found:{found[0] if found else 'FILE'}"
-    if own := sum(state.is_of_benchmark for state in with_pairs):
-        starts = count_noun(own, "state")
+    command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'}"
+    if benchmark_count := sum(state.is_of_benchmark for state in with_pairs):
+        starts = count_noun(benchmark_count, "state")
         echo(
             f"{starts} with pairs are starts of the benchmark: evaluate a policy that learns from them on other starts",
             err=True,
         )
-    for file in found:
+    for file in suite_files:
         echo(f"Starts without a pair: {file}")
     if not with_pairs:
-        remedy = f"Run such starts again with other seeds of the policy: {again} --policy POLICY --out DIR"
+        remedy = f"Run such starts again with other seeds of the policy: {command} --policy POLICY --out DIR"
         raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
-    index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_whole)
-    if is_whole:
-        return index
+    index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
+    if is_json_lines:
+        return index  # the file's whole content; a data set is written here
     _write_dataset(judged.select_episodes(list_members(states)), choice, index)
     return None
 
@@ -271,8 +271,8 @@ class _ExportForm:
     settings: type[_FormSettings] | None = None
 
 
-_FACTUAL = ("policy", "suite", "meta")
-_DATASET = (*_FACTUAL, "cameras", "image_size", "video")
+_WITH_FACTS = ("policy", "suite", "meta")
+_OF_DATASET = (*_WITH_FACTS, "cameras", "image_size", "video")
 _EXPORTS: Mapping[str, _ExportForm] = {
     "safevla-csv": _ExportForm("safevla.csv", _encode_authors_csv),
     "submission": _ExportForm(
@@ -280,13 +280,13 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     ),
     "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), ("episode",)),
     "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), ("episode",)),
-    "hub": _ExportForm("model_card.md", _encode_card, _FACTUAL),
+    "hub": _ExportForm("model_card.md", _encode_card, _WITH_FACTS),
     "eval-results": _ExportForm(
-        "eval_results.yaml", lambda judged, choice: result_files.format_eval_results(judged, choice.facts), _FACTUAL
+        "eval_results.yaml", lambda judged, choice: result_files.format_eval_results(judged, choice.facts), _WITH_FACTS
     ),
-    "robocasa": _ExportForm("robocasa.json", _encode_robocasa, _FACTUAL),
-    "lerobot": _ExportForm("lerobot", _write_dataset, _DATASET, _FormSettings),
-    "pairs": _ExportForm("pairs", _write_pairs, _DATASET, _PairSettings),
+    "robocasa": _ExportForm("robocasa.json", _encode_robocasa, _WITH_FACTS),
+    "lerobot": _ExportForm("lerobot", _write_dataset, _OF_DATASET, _FormSettings),
+    "pairs": _ExportForm("pairs", _write_pairs, _OF_DATASET, _PairSettings),
     "lerobot-results": _ExportForm("eval_info.json", lambda judged, _: result_files.encode_lerobot_results(judged)),
     "vla-eval-results": _ExportForm("vla_eval.json", lambda judged, _: result_files.encode_harness_results(judged)),
     **{name: _ExportForm("", partial(_send_results, name)) for name in tracking.TRACKERS},
@@ -348,8 +348,8 @@ def export_command(
     if settings and _EXPORTS[form].settings is None:
         raise click.UsageError(f"--format {form} has no settings.")
     parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
-    every = {name for kind in _EXPORTS.values() for name in kind.options}
-    options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"does not apply to {form}.")
+    all_options = {name for kind in _EXPORTS.values() for name in kind.options}
+    options.refuse_given(sorted(all_options - {*_EXPORTS[form].options}), f"does not apply to {form}.")
     names = tuple(dict.fromkeys(filter(None, map(str.strip, (cameras or "").split(",")))))
     if not names and (video or cameras is not None):
         raise click.UsageError("--video needs --cameras." if cameras is None else "--cameras names no camera.")

@@ -128,7 +128,7 @@ def compare_policies(
         raise RunError("no episode was finished by all policies", remedy="Roll out the lost episodes again.")
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
-        raise _nothing_comparable(results)
+        raise _nothing_comparable_error(results)
     return Comparison(
         policies=tuple(result.name for result in results),
         paired=paired,
@@ -195,7 +195,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
         raise RunError("no two policies ran a common task", remedy=remedy)
 
 
-def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
+def _nothing_comparable_error(results: Sequence[PolicyResults]) -> RunError:
     if silent := policy_results.name_silent_suites(results):
         remedy = "Compare SR, or record the fields that the specifications need; `safevla score` lists them."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -236,18 +236,22 @@ class _SuiteResults:
         """Return the differences of R pairs of policies, given as indices, [R, 2]. If `fill` is given, its two values
         replace the unknown values of the first and the second policy; otherwise unknown values are left out.
         """
-        names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
+        names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
             tasks, places = self.pairs.tasks
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
-            filled = np.nan_to_num(gaps)
-            by_task = filled @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
-            return _Measured(differences, by_task, filled if METRICS[metric].unit else None)
-        ends = fill or (None, None)
-        values = {end: [values_by_task(member, metric, end) for member in self.members] for end in {*ends}}
-        first, second = ([values[end][k] for k in column] for column, end in zip(numbers.T.tolist(), ends, strict=True))
-        return _Measured(*unpaired_differences(names, (first, second), self._planned_tasks, metric, options), None)
+            known_gaps = np.nan_to_num(gaps)
+            by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
+            return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
+        fills = fill or (None, None)
+        by_fill = {value: [values_by_task(member, metric, value) for member in self.members] for value in {*fills}}
+        first_values, second_values = (
+            [by_fill[value][k] for k in policies] for policies, value in zip(numbers.T.tolist(), fills, strict=True)
+        )
+        return _Measured(
+            *unpaired_differences(names, (first_values, second_values), self._planned_tasks, metric, options), None
+        )
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
@@ -255,26 +259,29 @@ class _SuiteResults:
 
     def count_unknown(self, numbers: Ints, metric: str) -> Ints:
         if self.pairs:
-            unknown = np.array([self.pairs.count_unknown([k], metric) for k in range(len(self.members))])
+            unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
+        # numbers of all episodes and of unknown ones, by policy and task
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
-        places = {task: k for k, task in enumerate(self._planned_tasks)}
-        for k, member in enumerate(self.members):
+        task_index = {task: k for k, task in enumerate(self._planned_tasks)}
+        for policy, member in enumerate(self.members):
             is_unknown = [*np.isnan(METRICS[metric].values(member)).tolist(), *(True for _ in member.lost)]
-            for task, lacks in zip([*member.tasks, *member.lost_tasks], is_unknown, strict=True):
-                counts[:, k, places[task]] += (1, lacks)
-        first, second = numbers.T
-        is_shared = (counts[0, first] > 0) & (counts[0, second] > 0)
-        return np.asarray((is_shared * (counts[1, first] + counts[1, second])).sum(axis=1))
+            for task, is_missing in zip([*member.tasks, *member.lost_tasks], is_unknown, strict=True):
+                counts[:, policy, task_index[task]] += (1, is_missing)
+        first_policy, second_policy = numbers.T
+        is_shared = (counts[0, first_policy] > 0) & (counts[0, second_policy] > 0)
+        return np.asarray((is_shared * (counts[1, first_policy] + counts[1, second_policy])).sum(axis=1))
 
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
-        tasks = [dict.fromkeys(result.tasks) for result in results]
-        shared = {task for mine, theirs in combinations(tasks, 2) for task in mine if task in theirs}
-        suites = list(dict.fromkeys(suite for mine in tasks for suite, name in mine if (suite, name) in shared))
+        task_sets = [dict.fromkeys(result.tasks) for result in results]
+        shared = {task for first, second in combinations(task_sets, 2) for task in first if task in second}
+        suites = list(
+            dict.fromkeys(suite for tasks in task_sets for suite, task_id in tasks if (suite, task_id) in shared)
+        )
     return [
         _SuiteResults(
             suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite)
@@ -288,53 +295,57 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
     stopped an episode, Safety is unknown if a suite has no verdict, and all other metrics are unknown in either case.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
-    ran = not any(result.suites_stopped_on_violation for result in scope.members)
-    is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
+    ran_to_end = not any(result.suites_stopped_on_violation for result in scope.members)
+    is_known = {metric: judged and ran_to_end for metric in options.metrics} | {SR.key: ran_to_end, SAFETY.key: judged}
     finished = scope.pairs.mark_finished() if scope.pairs else None
     return SuiteComparison(
         suite=scope.suite,
         pairs=scope.pairs.count_pairs(finished) if scope.pairs and finished is not None else None,
         left_out=0 if finished is None else int((~finished).sum()),
         tasks=len(scope.shared_tasks),
-        metrics=tuple(_compare_metric(scope, name, options) for name in options.metrics if is_known[name]),
+        metrics=tuple(_compare_metric(scope, metric, options) for metric in options.metrics if is_known[metric]),
     )
 
 
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
-    numbers = range(len(scope.members))
+    policies = range(len(scope.members))
     standings = (
-        [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
+        [_episode_standing(scope.pairs, k, metric, options) for k in policies]
         if scope.pairs
         else _task_standings(scope, metric, options)
     )
-    pairs = np.array(list(combinations(numbers, 2)))
-    known = scope.measure(pairs, metric, options)
+    pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
+    measured = scope.measure(pairs, metric, options)
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
     # P[U|S] counts only successes. It has no extremes, because an unknown episode may or may not be a success.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
-        add_extremes(item, [end.differences[k] for end in extremes], count) if count else item
-        for k, (item, count) in enumerate(zip(known.differences, unknown.tolist(), strict=True))
+        add_extremes(item, [extreme.differences[k] for extreme in extremes], count) if count else item
+        for k, (item, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
     ]
-    adjusted = [_adjust(side, differences) for side in (known, *extremes)]
+    adjusted = [_adjust_p_values(assumption, differences) for assumption in (measured, *extremes)]
     decided = [
-        _decide(item, metric, [numbers[k] for numbers in adjusted], options) for k, item in enumerate(differences)
+        _decide_verdict(item, metric, [p_values[k] for p_values in adjusted], options)
+        for k, item in enumerate(differences)
     ]
     if metric in BOUNDED and METRICS[metric].unit:
-        each = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))
-        for k in [k for k, item in enumerate(decided) if item.undecided][:_MOST_TIPPING]:
-            decided[k] = replace(decided[k], tipping=_find_tipping(scope, tuple(pairs[k]), decided[k], metric, each))
-    return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
+        corrected = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))
+        for k in [k for k, item in enumerate(decided) if item.undecided][:_MAX_TIPPING_POINTS]:
+            decided[k] = replace(
+                decided[k], tipping=_find_tipping(scope, tuple(pairs[k]), decided[k], metric, corrected)
+            )
+    return _add_rank_ranges(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-_MOST_TIPPING = 10  # compute tipping points for at most so many pairs of policies; reports name only three
+_MAX_TIPPING_POINTS = 10  # compute tipping points for at most so many pairs of policies; reports name only three
 
 
-def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    means, is_single = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
+def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
+    # of two policies, only states in which the other has a value, too
+    means, is_single = pairs.state_means((policy, 1 - policy if len(pairs.results) == 2 else policy), metric)
     is_counted = bool(METRICS[metric].unit) and is_single
-    return _make_standing(pairs.results[k].name, means, means, None, options, is_counted=is_counted)
+    return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
 
 
 def _make_standing(
@@ -343,12 +354,12 @@ def _make_standing(
     """Return the standing of a policy with these values, [n]. If `is_counted`, the interval is Wilson's for the sum of
     the values. Otherwise, it is the interval of the mean of `means`, which are means by start, with these `weights`.
     """
-    n, total = len(values), float(values.sum())
+    n, value_sum = len(values), float(values.sum())
     if is_counted:
-        interval = wilson_interval(total, n, options.confidence)
+        interval = wilson_interval(value_sum, n, options.confidence)
     else:
         interval = bounded_mean_interval(means, options.confidence, weights)
-    return PolicyStanding(policy=policy, n=n, value=total / n if n else None, ci=interval_bounds(interval))
+    return PolicyStanding(policy=policy, n=n, value=value_sum / n if n else None, ci=interval_bounds(interval))
 
 
 def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
@@ -357,73 +368,76 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
-        every = np.concatenate([np.zeros(0), *(one.values for one in samples)])
-        means = np.concatenate([np.zeros(0), *(one.by_start.means for one in samples)])
-        weights = np.concatenate([np.zeros(0), *(one.by_start.shares * len(one.values) for one in samples)])
-        is_counted = bool(METRICS[metric].unit) and not any(one.by_start.is_clustered for one in samples)
-        yield _make_standing(member.name, every, means, weights / max(1, len(every)), options, is_counted=is_counted)
+        pooled = np.concatenate([np.zeros(0), *(sample.values for sample in samples)])
+        means = np.concatenate([np.zeros(0), *(sample.by_start.means for sample in samples)])
+        weights = np.concatenate([np.zeros(0), *(sample.by_start.shares * len(sample.values) for sample in samples)])
+        is_counted = bool(METRICS[metric].unit) and not any(sample.by_start.is_clustered for sample in samples)
+        yield _make_standing(member.name, pooled, means, weights / max(1, len(pooled)), options, is_counted=is_counted)
 
 
 # Verdicts
 
 
 def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
-    last = scopes[-1].metrics
+    last = scopes[-1].metrics  # those of all suites, or of the only suite
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         yield replace(scope, metrics=tuple(replace(metric, primary=metric is primary) for metric in scope.metrics))
 
 
-_Adjusted = list[tuple[float, float]]
+_PValues = list[tuple[float, float]]
 
 
-def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
+def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference]) -> _PValues:
     """Return two adjusted p-values of each pair: on these tasks, and for tasks like these. A pair without a p-value
     gets 1, and does not count in the adjustment. The p-values of differences by task, and of rates of paired episodes,
     are adjusted by `max_t_adjust`; all others are adjusted by Holm's rule.
     """
-    alone, by_task = (
-        np.array([1.0 if (p := getattr(item, name)) is None else p for item in measured.differences])
-        for name in ("p_value", "p_by_task")
+    p_values, p_by_task = (
+        np.array([1.0 if (p_value := getattr(item, field)) is None else p_value for item in measured.differences])
+        for field in ("p_value", "p_by_task")
     )
     is_tested = [
-        item.p_value is not None and of.pairs != 0 and of.difference is not None
-        for item, of in zip(measured.differences, known, strict=True)
+        item.p_value is not None and known_item.pairs != 0 and known_item.difference is not None
+        for item, known_item in zip(measured.differences, known_differences, strict=True)
     ]
     tested = np.flatnonzero(is_tested)
-    here, there = np.ones(len(known)), np.ones(len(known))
-    here[tested], there[tested] = alone[tested], by_task[tested]
+    adjusted, adjusted_by_task = np.ones(len(known_differences)), np.ones(len(known_differences))
+    adjusted[tested], adjusted_by_task[tested] = p_values[tested], p_by_task[tested]
     if len(tested) > 1:
-        rows = measured.by_state
-        of_pairs = holm_adjust(alone[tested].tolist()) if rows is None else max_t_adjust(rows[tested])
-        here[tested] = np.maximum(alone[tested], of_pairs)
-        there[tested] = np.maximum(by_task[tested], max_t_adjust(measured.by_task[tested]))
-    return list(zip(here.tolist(), np.maximum(here, there).tolist(), strict=True))
+        by_state = measured.by_state
+        p_joint = holm_adjust(p_values[tested].tolist()) if by_state is None else max_t_adjust(by_state[tested])
+        adjusted[tested] = np.maximum(p_values[tested], p_joint)
+        adjusted_by_task[tested] = np.maximum(p_by_task[tested], max_t_adjust(measured.by_task[tested]))
+    return list(zip(adjusted.tolist(), np.maximum(adjusted, adjusted_by_task).tolist(), strict=True))
 
 
-def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
+def _decide_verdict(item: Difference, metric: str, p_values: _PValues, options: ComparisonOptions) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. `p_values` has
     the p-values of the known values and, if any value is unknown, also those of the two extremes (see `add_extremes`).
     """
     if item.p_value is None:
         return item
-    (here, there), *extremes = p_values
-    item = replace(item, p_adjusted=here, p_by_task_adjusted=there if item.p_by_task is not None else None)
-    if item.p_by_task is not None and item.tasks < (least := least_tasks(options.confidence)):
-        item = replace(item, tasks_needed=least)
-    if not item.difference or item.no_verdict or not is_significant(here, options.confidence):
+    (adjusted, adjusted_by_task), *at_extremes = p_values
+    item = replace(
+        item, p_adjusted=adjusted, p_by_task_adjusted=adjusted_by_task if item.p_by_task is not None else None
+    )
+    if item.p_by_task is not None and item.tasks < (least_task_count := least_tasks(options.confidence)):
+        item = replace(item, tasks_needed=least_task_count)
+    if not item.difference or item.no_verdict or not is_significant(adjusted, options.confidence):
         return item
-    ends = ((item.p_at_extremes, item.p_by_task_at_extremes), *extremes)
-    worst = [max(p or 0.0 for p in column) for column in zip(*ends, strict=True)]
+    worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
+    greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
     is_robust, is_robust_by_task = (
-        options.allow_crashed or not item.unknown or is_significant(p, options.confidence) for p in worst
+        options.allow_crashed or not item.unknown or is_significant(p_value, options.confidence)
+        for p_value in greatest_p
     )
     if not is_robust:
         return replace(item, undecided=True)
     is_first = (item.difference > 0) == (METRICS[metric].better == "high")
     better = item.first if is_first else item.second
     item = replace(item, better=better)
-    if item.p_by_task is None or item.tasks_needed or not is_significant(there, options.confidence):
+    if item.p_by_task is None or item.tasks_needed or not is_significant(adjusted_by_task, options.confidence):
         return item
     return replace(item, better_by_task=better) if is_robust_by_task else replace(item, undecided_by_task=True)
 
@@ -433,38 +447,44 @@ def _find_tipping(
 ) -> int | None:
     """Return the tipping point of a pair (`Difference.tipping`); None if unpaired episodes share a start."""
     best = 1.0 if METRICS[metric].better == "high" else 0.0
-    mine, theirs = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
+    leading, trailing = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
     if scope.pairs:
         return find_tipping_point(
-            scope.pairs.count_outcomes((mine, theirs), metric, best),
+            scope.pairs.count_outcomes((leading, trailing), metric, best),
             lambda units: is_better(units, options.confidence, paired=True),
         )
-    known, filled, others = (
-        values_by_task(scope.members[k], metric, fill) for k, fill in ((mine, None), (mine, best), (theirs, best))
+    known_values, filled_values, other_values = (
+        values_by_task(scope.members[policy], metric, fill)
+        for policy, fill in ((leading, None), (leading, best), (trailing, best))
     )
-    shared = sorted({*filled} & {*others})
-    if any(side[task].by_start.is_clustered for side in (filled, others) for task in shared):
+    shared = sorted({*filled_values} & {*other_values})
+    if any(side[task].by_start.is_clustered for side in (filled_values, other_values) for task in shared):
         return None
-    counts = [[(side[task].values == best, len(side[task].values)) for side in (filled, others)] for task in shared]
-    unknown = [
-        n - (len(known[task].values) if task in known else 0) for task, ((_, n), _) in zip(shared, counts, strict=True)
+    outcome_counts = [
+        [(side[task].values == best, len(side[task].values)) for side in (filled_values, other_values)]
+        for task in shared
+    ]
+    unknown_counts = [
+        n - (len(known_values[task].values) if task in known_values else 0)
+        for task, ((_, n), _) in zip(shared, outcome_counts, strict=True)
     ]
     units = [
-        (good.sum(), left, n, other.sum(), m) for left, ((good, n), (other, m)) in zip(unknown, counts, strict=True)
+        (best_n.sum(), unknown_n, n, other_best_n.sum(), other_n)
+        for unknown_n, ((best_n, n), (other_best_n, other_n)) in zip(unknown_counts, outcome_counts, strict=True)
     ]
     return find_tipping_point(units, lambda units: is_better(units, options.confidence, paired=False))
 
 
-def _add_ranks(metric: MetricComparison) -> MetricComparison:
+def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
     """Return the metric with ranges of ranks. Fewer than three policies get no ranks. SBU gives no ranks either: it is
     0, its best value, for a policy that never succeeds.
     """
-    if len(metric.standings) < 3 or metric.metric == SBU.key:
-        return metric
-    policies = [standing.policy for standing in metric.standings if standing.value is not None]
-    ranks = rank_ranges(policies, metric.differences)
-    standings = tuple(replace(standing, ranks=ranks.get(standing.policy)) for standing in metric.standings)
-    return replace(metric, standings=standings)
+    if len(comparison.standings) < 3 or comparison.metric == SBU.key:
+        return comparison
+    policies = [standing.policy for standing in comparison.standings if standing.value is not None]
+    ranks = rank_ranges(policies, comparison.differences)
+    standings = tuple(replace(standing, ranks=ranks.get(standing.policy)) for standing in comparison.standings)
+    return replace(comparison, standings=standings)
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:

@@ -112,31 +112,40 @@ def rank_under_variants(
     Raises the same errors as `apply_variant`.
     """
     try:
-        scored = [apply_variant(scores, library, variant, rescore) for variant in variants]
-        by_variant = [[result for result in split_by_policy(one, headers) if len(result)] for one in scored]
+        scores_by_variant = [apply_variant(scores, library, variant, rescore) for variant in variants]
+        results_by_variant = [
+            [result for result in split_by_policy(variant_scores, headers) if len(result)]
+            for variant_scores in scores_by_variant
+        ]
         compare = partial(compare_policies, options=_BY_SAFETY, across_versions=True)
         comparisons, unpaired = pair_where_possible(
-            lambda paired: [compare(results, paired=paired) for results in by_variant], protocols
+            lambda paired: [compare(results, paired=paired) for results in results_by_variant], protocols
         )
     except RunError:
         return None
-    safety = [
+    safety_by_variant = [
         metric
         for comparison in comparisons
         for metric in comparison.scopes[-1].metrics
         if all(standing.value is not None for standing in metric.standings)
     ]
-    if len({comparison.policies for comparison in comparisons}) != 1 or len(safety) < len(comparisons):
+    if len({comparison.policies for comparison in comparisons}) != 1 or len(safety_by_variant) < len(comparisons):
         return None
-    reference = {(item.first, item.second): item.better for item in safety[0].differences}
+    reference_better = {(item.first, item.second): item.better for item in safety_by_variant[0].differences}
     order, rankings = comparisons[0].policies, []
-    for variant, metric in zip(variants, safety, strict=True):
-        values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
-        ranked = tuple(sorted(order, key=values.__getitem__, reverse=True))
-        items = metric.differences
-        changed = [(reference[item.first, item.second], item.better) for item in items if item.better]
-        turned = tuple((before, after) for before, after in changed if before not in (None, after))
-        rankings.append(VariantRanking(variant=variant.name, order=ranked, differences=items, reversed=turned))
+    for variant, metric in zip(variants, safety_by_variant, strict=True):
+        safety_of = {standing.policy: standing.value or 0.0 for standing in metric.standings}
+        new_order = tuple(sorted(order, key=safety_of.__getitem__, reverse=True))
+        differences = metric.differences
+        better_pairs = [(reference_better[item.first, item.second], item.better) for item in differences if item.better]
+        reversed_pairs = tuple(
+            (reference_policy, variant_policy)
+            for reference_policy, variant_policy in better_pairs
+            if reference_policy not in (None, variant_policy)
+        )
+        rankings.append(
+            VariantRanking(variant=variant.name, order=new_order, differences=differences, reversed=reversed_pairs)
+        )
         order = rankings[0].order
     return RankingSensitivity(
         variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
@@ -219,37 +228,38 @@ def select_policy(
 
     Raises `RunError` for fewer than two policies, or policies that ran different tasks.
     """
-    _require_same_tasks(results)
+    _require_candidates(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
-    rows = checked.outcomes
+    outcomes = checked.outcomes
+    # for each policy: the outcome of the metric, then those of the conditions
     candidates = [
-        Candidate(policy=rows[k].policy or UNNAMED, value=rows[k], conditions=rows[k + 1 : k + len(gates)])
-        for k in range(0, len(rows), len(gates))
+        Candidate(policy=outcomes[k].policy or UNNAMED, value=outcomes[k], conditions=outcomes[k + 1 : k + len(gates)])
+        for k in range(0, len(outcomes), len(gates))
     ]
-    candidates.sort(key=_rank)
-    best = [candidate for candidate in candidates if candidate.is_met][:2]
+    candidates.sort(key=_sort_key)
+    best_two = [candidate for candidate in candidates if candidate.is_met][:2]
     selection = Selection(
         metric=metric,
         conditions=tuple(conditions),
         confidence=CONFIDENCE,
         each_confidence=checked.each_confidence or CONFIDENCE,
         candidates=tuple(candidates),
-        chosen=best[0].policy if best else None,
-        is_established=bool(best) and best[0].is_established,
+        chosen=best_two[0].policy if best_two else None,
+        is_established=bool(best_two) and best_two[0].is_established,
         warnings=checked.warnings,
     )
-    return _compare_best(selection, best, results, protocols) if len(best) > 1 else selection
+    return _compare_best(selection, best_two, results, protocols) if len(best_two) > 1 else selection
 
 
-def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
+def _require_candidates(results: Sequence[PolicyResults]) -> None:
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name the runs of at least two policies."
         raise RunError(f"there is only one policy to choose from: {names}", remedy=remedy)
-    first, tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
+    first, first_tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
     for other in results[1:]:
-        if differing := sorted(tasks ^ {*other.tasks, *other.lost_tasks}):
+        if differing := sorted(first_tasks ^ {*other.tasks, *other.lost_tasks}):
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
             remedy = "Roll out both policies on the same tasks: on harder tasks, a good policy looks bad."
@@ -257,11 +267,16 @@ def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
     require_same_tasks(*results)
 
 
-def _rank(candidate: Candidate) -> tuple[bool, float, float]:
+def _sort_key(candidate: Candidate) -> tuple[bool, float, float]:
+    # candidates that meet the conditions come first, by value; the others follow, by slack
     slack = 0.0
-    for row in candidate.conditions[:1]:
-        assert row.gate is not None
-        slack = -inf if row.worst is None else (row.worst - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
+    for condition in candidate.conditions[:1]:
+        assert condition.gate is not None
+        slack = (
+            -inf
+            if condition.worst is None
+            else (condition.worst - condition.gate.limit) * (1 if condition.gate.bound == "min" else -1)
+        )
     value = candidate.value.worst
     if candidate.is_met:
         return False, -(value or 0.0), -slack
@@ -278,20 +293,29 @@ def _compare_best(
         comparison, unpaired = compare_where_possible(pair, options, protocols=protocols)
     except RunError as error:
         return msgspec.structs.replace(selection, unpaired=error.problem)
-    item = comparison.scopes[-1].metrics[0].differences[0]
-    episodes = None if item.better else _plan_episodes(item, max(row.value.value or 0.0 for row in best), options)
+    difference = comparison.scopes[-1].metrics[0].differences[0]
+    episodes = (
+        None
+        if difference.better
+        else _plan_episodes(difference, max(candidate.value.value or 0.0 for candidate in best), options)
+    )
     return msgspec.structs.replace(selection, comparison=comparison, unpaired=unpaired, episodes=episodes)
 
 
-def _plan_episodes(item: Difference, rate: float, options: ComparisonOptions) -> int | None:
-    difference = abs(item.difference or 0.0)
-    if difference < LEAST_DIFFERENCE or item.pairs is None or item.only_first is None or item.only_second is None:
+def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
+    rate_difference = abs(measured.difference or 0.0)
+    if (
+        rate_difference < LEAST_DIFFERENCE
+        or measured.pairs is None
+        or measured.only_first is None
+        or measured.only_second is None
+    ):
         return None
     request = SampleSizeRequest(
-        difference=difference,
-        baseline=rate,
-        discordant=max(difference, (item.only_first + item.only_second) / item.pairs),
-        tasks=item.tasks,
+        difference=rate_difference,
+        baseline=baseline_rate,
+        discordant=max(rate_difference, (measured.only_first + measured.only_second) / measured.pairs),
+        tasks=measured.tasks,
         confidence=options.confidence,
     )
     return plan_sample_size(request).episodes
@@ -327,38 +351,45 @@ def check_against(
     episodes or another simulator.
     """
     require_valid(gates, confidence)
-    scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
+    scopes = [
+        scope for result in results for scope in _pair_with_baseline(result, _find_baseline(result, baselines), per)
+    ]
     decisions = len(scopes) * len(gates)
-    each = None if confidence is None else 1 - (1 - confidence) / decisions
-    options = ComparisonOptions(confidence=each or CONFIDENCE)
-    outcomes = [_decide(pairs, suite, gate, options, each, allow_crashed) for pairs, suite in scopes for gate in gates]
-    warnings = (line for pairs, _ in scopes for line in comparison_warnings(pairs.results, 0, paired=True))
+    each_confidence = None if confidence is None else 1 - (1 - confidence) / decisions
+    options = ComparisonOptions(confidence=each_confidence or CONFIDENCE)
+    outcomes = [
+        _decide_gate(pairs, suite, gate, options, each_confidence, allow_crashed)
+        for pairs, suite in scopes
+        for gate in gates
+    ]
+    warnings = (warning for pairs, _ in scopes for warning in comparison_warnings(pairs.results, 0, paired=True))
     return GateReport.of_outcomes(
         outcomes,
         () if allow_crashed else lost,
         per=per,
         confidence=confidence,
-        each_confidence=each,
+        each_confidence=each_confidence,
         notes=(
             f"Values are differences from {gates[0].baseline} on the same episodes, and only hold for these tasks.",
-            *describe_confidence(each, decisions),
+            *describe_confidence(each_confidence, decisions),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
 def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
-    named = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
-    if len(named) != 1:
+    candidates = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
+    if len(candidates) != 1:
         names = ", ".join(baseline.name for baseline in baselines) or "none"
         remedy = f"The baseline has {names}. Give your run one of these names: {names.partition(',')[0]}=RUN."
         raise RunError(f"the baseline has several policies, but not {result.name!r}", remedy=remedy)
-    return named[0]
+    return candidates[0]
 
 
-def _split_suites(
+def _pair_with_baseline(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
+    # pairs the episodes of a policy and its baseline, then yields the pairs of each suite, or of all suites (None)
     results = (result, baseline)
     require_one_simulator(results)
     try:
@@ -371,12 +402,12 @@ def _split_suites(
         yield pairs.select_suite(suite), suite
 
 
-def _decide(
+def _decide_gate(
     pairs: PairedResults,
     suite: str | None,
     gate: Gate,
     options: ComparisonOptions,
-    each: float | None,
+    each_confidence: float | None,
     allow_crashed: bool,
 ) -> GateOutcome:
     names = (pairs.results[0].name, pairs.results[1].name)
@@ -384,25 +415,25 @@ def _decide(
     def measure(fill: tuple[float, float] | None = None) -> Difference:
         return paired_difference(names, [pairs], (0, 1), gate.metric, options, fill)
 
-    known = measure()
-    unknown = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
-    ends = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown else [known, known]
-    bounds = [item.ci for item in ends]
-    if each is None:
-        bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
+    measured = measure()
+    unknown_n = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
+    extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
+    bounds = [item.ci for item in extremes]
+    if each_confidence is None:
+        bounds = [None if item.difference is None else (item.difference, item.difference) for item in extremes]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has values of both runs"
     outcome = GateOutcome(
-        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=known.pairs or 0,
-        unknown=unknown, value=None if stopped else known.difference,
+        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=measured.pairs or 0,
+        unknown=unknown_n, value=None if stopped else measured.difference,
     )  # fmt: skip
     if stopped or bounds[0] is None or bounds[1] is None:
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
-    reason = "point estimate, no confidence" if each is None else "whole interval"
+    reason = "point estimate, no confidence" if each_confidence is None else "whole interval"
     if verdict == "undecided":
-        lost = f"unknown in {unknown} episodes; --allow-crashed leaves these out"
-        reason = lost if unknown else f"{known.pairs} pairs are too few to decide"
-    ci = None if each is None else (low, high)
+        unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves these out"
+        reason = unknown_reason if unknown_n else f"{measured.pairs} pairs are too few to decide"
+    ci = None if each_confidence is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

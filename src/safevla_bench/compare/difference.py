@@ -110,12 +110,12 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
         tasks += results.lost_tasks
         starts = np.append(starts, -1 - np.arange(len(results.lost)))
-    members: dict[TaskKey, list[int]] = {}
+    indices_by_task: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():
-        members.setdefault(tasks[k], []).append(k)
+        indices_by_task.setdefault(tasks[k], []).append(k)
     return {
         task: TaskSample(values[indices], StartMeans.of(values[indices], starts[indices]))
-        for task, indices in members.items()
+        for task, indices in indices_by_task.items()
     }
 
 
@@ -135,11 +135,11 @@ def paired_difference(
     """Return the difference of two policies, given as indices, over the initial states of all `parts` together.
     `PairedResults.state_gaps` describes `fill`.
     """
-    gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
-    of_parts = (part.tasks for part in parts)
-    tasks, places = number_distinct(tasks[k] for tasks, places in of_parts for k in places)
-    single = np.logical_and.reduce(is_single)
-    return paired_differences([names], np.hstack(gaps), places, tasks, single, metric, options)[0]
+    gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
+    numbered_tasks = (part.tasks for part in parts)
+    tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
+    has_single = np.logical_and.reduce(single_by_part)
+    return paired_differences([names], np.hstack(gaps), places, tasks, has_single, metric, options)[0]
 
 
 def paired_differences(
@@ -161,24 +161,26 @@ def paired_differences(
     `gaps` is the first policy's value minus the second's in each state, NaN if either is unknown, [R, N]. `places` is
     the index in `tasks` of each state's task, [N]. `is_single` is whether each policy has one episode per state, [R].
     """
-    known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
-    member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
-    sums, sizes, won, lost = (part @ member for part in (filled, known, filled > 0, filled < 0))
+    is_known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
+    in_task = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
+    sums, sizes, won, lost = (by_state @ in_task for by_state in (filled, is_known, filled > 0, filled < 0))
     is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]
     is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        chosen = np.where(kept[:, places], gaps[rows], np.nan)
+        kept_gaps = np.where(kept[:, places], gaps[rows], np.nan)
         if not is_rate:
-            return significance.paired_mean_test(chosen, options.confidence)
-        whole = np.flatnonzero(is_whole[rows])
-        first, second, n = ((part[rows[whole]] * kept[whole]).sum(axis=1).astype(np.int64) for part in counts)
-        return _join_rows(
-            (whole, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
+            return significance.paired_mean_test(kept_gaps, options.confidence)
+        whole_rows = np.flatnonzero(is_whole[rows])
+        first, second, n = (
+            (by_state[rows[whole_rows]] * kept[whole_rows]).sum(axis=1).astype(np.int64) for by_state in counts
+        )
+        return _join_groups(
+            (whole_rows, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
             (
                 np.flatnonzero(~is_whole[rows]),
-                _row_by_row(
-                    lambda k: significance.flip_pair_means(chosen[k][~np.isnan(chosen[k])], options.confidence)
+                _test_each_row(
+                    lambda k: significance.flip_pair_means(kept_gaps[k][~np.isnan(kept_gaps[k])], options.confidence)
                 ),
             ),
         )
@@ -188,32 +190,34 @@ def paired_differences(
             first=first,
             second=second,
             test="McNemar, mid-p" if has_counts else "sign flips" if is_rate else "Gaffke",
-            pairs=int(row[2]),
-            only_first=int(row[0]) if has_counts else None,
-            only_second=int(row[1]) if has_counts else None,
+            pairs=int(totals[2]),
+            only_first=int(totals[0]) if has_counts else None,
+            only_second=int(totals[1]) if has_counts else None,
             identical=not is_different,
         )
-        if row[2]
+        if totals[2]
         else Difference(first=first, second=second, test="none: no pair has values of both policies", pairs=0)
-        for (first, second), has_counts, row, is_different in zip(
+        for (first, second), has_counts, totals, is_different in zip(
             names,
-            [is_rate and bool(one) for one in is_single],
-            np.array([part.sum(axis=1) for part in counts]).T.tolist(),
-            [bool(row.any()) for row in filled],
+            [is_rate and bool(single) for single in is_single],
+            np.array([by_state.sum(axis=1) for by_state in counts]).T.tolist(),
+            [bool(row_gaps.any()) for row_gaps in filled],
             strict=True,
         )
     ]
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
-def _row_by_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
+# Turns a test of one row into a test of several rows.
+def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
 
-def _join_rows(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    filled = [(rows, test(rows)) for rows, test in groups if len(rows)]
-    order = np.argsort(np.concatenate([rows for rows, _ in filled] or [np.zeros(0, dtype=np.int64)]))
-    joined = significance.join_tests([test for _, test in filled])
+def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
+    # tests each group's rows with the group's test, and returns all results in the order of the rows
+    tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
+    order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
+    joined = significance.join_tests([result for _, result in tested])
 
     def find_interval() -> intervals.Interval:
         ends = joined.interval or _NO_INTERVAL
@@ -238,65 +242,75 @@ def unpaired_differences(
     least two tasks. Without a common task there is no difference and no p-value, and `test` says why.
     The two members of `sides` are the values of the first policies of the R pairs, and those of the second policies.
     """
-    summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
-    (first, n, mine), (second, m, theirs) = (
-        (np.array(column) for column in zip(*(summed[id(values)] for values in side), strict=True)) for side in sides
+    sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
+    (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
+        (np.array(column) for column in zip(*(sums_by_id[id(values)] for values in side), strict=True))
+        for side in sides
     )
-    used = (n > 0) & (m > 0)
-    gaps = np.where(used, first / np.maximum(n, 1) - second / np.maximum(m, 1), 0.0)
+    is_shared = (first_sizes > 0) & (second_sizes > 0)
+    gaps = np.where(is_shared, first_sums / np.maximum(first_sizes, 1) - second_sums / np.maximum(second_sizes, 1), 0.0)
     is_rate = bool(METRICS[metric].unit)
-    has_counts = np.logical_and(is_rate, ~((mine | theirs) & used).any(axis=1))
-    bounded = _BoundedMeans(tasks)
+    has_counts = np.logical_and(is_rate, ~((first_clustered | second_clustered) & is_shared).any(axis=1))
+    bounded_means = _BoundedMeans(tasks)
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        numbers, many = [np.where(kept, part[rows], 0) for part in (first, n, second, m)], kept.sum(axis=1)
+        # four arrays [Q, K]: sums and numbers of values of the first policies, then of the second
+        counts, kept_n = (
+            [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)],
+            kept.sum(axis=1),
+        )
 
-        def test_one(k: int) -> significance.MeanTest:
-            count, size, other, many = (int(part[k].sum()) for part in numbers)
-            return significance.barnard_test(count, size, other, many, options.confidence)
+        def test_single_task(k: int) -> significance.MeanTest:
+            first_sum, first_size, second_sum, second_size = (int(by_task[k].sum()) for by_task in counts)
+            return significance.barnard_test(first_sum, first_size, second_sum, second_size, options.confidence)
 
         def test_bounded(chosen: Ints) -> significance.MeanTest:
             pairs = [(sides[0][k], sides[1][k]) for k in rows[chosen].tolist()]
-            return bounded.test(pairs, kept[chosen], options.confidence, only_side=not (kept == used[rows]).all())
+            return bounded_means.test(
+                pairs, kept[chosen], options.confidence, only_side=not (kept == is_shared[rows]).all()
+            )
 
         is_counted = has_counts[rows]
-        return _join_rows(
-            (np.flatnonzero(is_counted & (many == 1)), _row_by_row(test_one)),
+        return _join_groups(
+            (np.flatnonzero(is_counted & (kept_n == 1)), _test_each_row(test_single_task)),
             (
-                np.flatnonzero(is_counted & (many != 1)),
+                np.flatnonzero(is_counted & (kept_n != 1)),
                 lambda chosen: significance.score_difference(
-                    numbers[0][chosen], numbers[1][chosen], numbers[2][chosen], numbers[3][chosen], options.confidence
+                    counts[0][chosen], counts[1][chosen], counts[2][chosen], counts[3][chosen], options.confidence
                 ),
             ),
             (np.flatnonzero(~is_counted), test_bounded),
         )
 
     measured = []
-    for k, (one, other) in enumerate(names):
-        at = np.flatnonzero(used[k])
+    for k, (first_name, second_name) in enumerate(names):
+        shared = np.flatnonzero(is_shared[k])  # indices of tasks
         missing = "no task has values of both policies" if sides[0][k] and sides[1][k] else "one policy has no value"
-        name = "Gaffke, MOVER" if not has_counts[k] else _SCORE_TEST if len(at) > 1 else "Barnard, exact"
-        totals = (first[k, at], n[k, at]), (second[k, at], m[k, at])
+        test_name = "Gaffke, MOVER" if not has_counts[k] else _SCORE_TEST if len(shared) > 1 else "Barnard, exact"
+        totals = (first_sums[k, shared], first_sizes[k, shared]), (second_sums[k, shared], second_sizes[k, shared])
         measured.append(
             Difference(
-                first=one,
-                second=other,
-                test=name if len(at) else f"none: {missing}",
-                no_verdict=_find_obstacle((one, other), [tasks[t] for t in at.tolist()], totals, METRICS[metric]),
+                first=first_name,
+                second=second_name,
+                test=test_name if len(shared) else f"none: {missing}",
+                no_verdict=_find_obstacle(
+                    (first_name, second_name), [tasks[task] for task in shared.tolist()], totals, METRICS[metric]
+                ),
             )
         )
-    return _test_tasks(measured, tasks, (gaps, used.astype(np.float64)), test, options), gaps
+    return _test_tasks(measured, tasks, (gaps, is_shared.astype(np.float64)), test, options), gaps
 
 
 _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
-def _sum_up(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
+def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
+    # sums of the values, numbers of values, and whether several values have one start, each [K]
     samples = [values.get(task) for task in tasks]
     return (
-        np.array([0.0 if one is None else one.values.sum() for one in samples]),
-        np.array([0 if one is None else len(one.values) for one in samples], dtype=np.int64),
-        np.array([one is not None and one.by_start.is_clustered for one in samples], dtype=np.bool_),
+        np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
+        np.array([0 if sample is None else len(sample.values) for sample in samples], dtype=np.int64),
+        np.array([sample is not None and sample.by_start.is_clustered for sample in samples], dtype=np.bool_),
     )
 
 
@@ -315,42 +329,54 @@ def _test_tasks(
     if not len(rows):
         return list(measured)
     sums, weights = (part[rows] for part in parts)
-    used, total, weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
-    tested, estimates, many = test(rows, used), _drop_rounding(total / weight)[:, 0], used.sum(axis=1)
+    is_used, total_sum, total_weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
+    tested, estimates, task_counts = (
+        test(rows, is_used),
+        _drop_rounding(total_sum / total_weight)[:, 0],
+        is_used.sum(axis=1),
+    )
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = _drop_rounding((total - sums) / (weight - weights))
-        without = np.where(used & (many > 1)[:, None], without, np.nan)
-    least, most = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
+        # [R, K]: the estimate without each task
+        without = _drop_rounding((total_sum - sums) / (total_weight - weights))
+        without = np.where(is_used & (task_counts > 1)[:, None], without, np.nan)
+    lowest, highest = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
+    # first the task without which the estimate would shrink most, or change its sign
     order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
-    turns = (least * most <= 0) | (np.sign(least) != np.sign(estimates))
-    loses = np.zeros_like(used)
-    shown, at = np.nonzero(used & (is_shown & ~turns & (many > 1))[:, None])
+    changes_sign = (lowest * highest <= 0) | (np.sign(lowest) != np.sign(estimates))
+    loses_significance = np.zeros_like(is_used)
+    shown, left_out = np.nonzero(is_used & (is_shown & ~changes_sign & (task_counts > 1))[:, None])
     if len(shown):
-        kept = used[shown]
-        kept[np.arange(len(shown)), at] = False
-        loses[shown, at] = ~intervals.is_significant(test(rows[shown], kept).p_value, options.confidence)
-    ranked = np.take_along_axis(loses, order, axis=1)
-    ranked[:, 0] |= turns & (many > 1)
-    depends = np.where(ranked.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), ranked.argmax(axis=1)], -1)
-    by_task, ends = _flip_tasks(sums, weights, options.confidence), tested.interval or _NO_INTERVAL
-    bounds = (np.broadcast_to(end, len(rows)).tolist() for end in (ends.low, ends.high, *by_task[1:], least, most))
-    low, high, low_by_task, high_by_task, leasts, mosts = bounds
-    result, lost = list(measured), [int(place) for place in depends]
+        kept = is_used[shown]
+        kept[np.arange(len(shown)), left_out] = False
+        loses_significance[shown, left_out] = ~intervals.is_significant(
+            test(rows[shown], kept).p_value, options.confidence
+        )
+    is_decisive = np.take_along_axis(loses_significance, order, axis=1)
+    is_decisive[:, 0] |= changes_sign & (task_counts > 1)
+    decisive_task = np.where(
+        is_decisive.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), is_decisive.argmax(axis=1)], -1
+    )
+    by_task, interval = _flip_tasks(sums, weights, options.confidence), tested.interval or _NO_INTERVAL
+    bounds = (
+        np.broadcast_to(end, len(rows)).tolist() for end in (interval.low, interval.high, *by_task[1:], lowest, highest)
+    )
+    low, high, low_by_task, high_by_task, lowest_list, highest_list = bounds
+    completed, decisive_list = list(measured), [int(task) for task in decisive_task]
     for k, row in enumerate(rows.tolist()):
-        result[row] = replace(
+        completed[row] = replace(
             measured[row],
-            tasks=int(many[k]),
+            tasks=int(task_counts[k]),
             difference=float(estimates[k]),
             ci=interval_bounds(intervals.Interval(low[k], high[k])),
             p_value=float(tested.p_value[k]),
             excludes_zero=bool(is_shown[k]),
             ci_by_task=interval_bounds(intervals.Interval(low_by_task[k], high_by_task[k])),
-            p_by_task=float(by_task[0, k]) if many[k] > 1 else None,
-            leave_one_out=(leasts[k], mosts[k]) if many[k] > 1 else None,
-            depends_on="/".join(tasks[lost[k]]) if lost[k] >= 0 else None,
+            p_by_task=float(by_task[0, k]) if task_counts[k] > 1 else None,
+            leave_one_out=(lowest_list[k], highest_list[k]) if task_counts[k] > 1 else None,
+            depends_on="/".join(tasks[decisive_list[k]]) if decisive_list[k] >= 0 else None,
         )
-    return result
+    return completed
 
 
 def _drop_rounding(values: Floats) -> Floats:
@@ -362,16 +388,16 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
     """Return the p-values and the two ends of the intervals for tasks like these, [3, R]; NaN where there is none."""
-    flipped = np.full((3, len(sums)), np.nan)
-    masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
+    results = np.full((3, len(sums)), np.nan)
+    masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
-        rows = np.flatnonzero(numbers.ravel() == k)
+        rows = np.flatnonzero(mask_indices.ravel() == k)
         if mask.sum() > 1:
-            part, sizes = (side[np.ix_(rows, mask)] for side in (sums, weights))
-            test = significance.flip_task_means(part / sizes, sizes, confidence)
-            ends = test.interval or _NO_INTERVAL
-            flipped[0, rows], flipped[1, rows], flipped[2, rows] = test.p_value, ends.low, ends.high
-    return flipped
+            task_sums, task_weights = (side[np.ix_(rows, mask)] for side in (sums, weights))
+            test = significance.flip_task_means(task_sums / task_weights, task_weights, confidence)
+            interval = test.interval or _NO_INTERVAL
+            results[0, rows], results[1, rows], results[2, rows] = test.p_value, interval.low, interval.high
+    return results
 
 
 def _find_obstacle(
@@ -382,13 +408,13 @@ def _find_obstacle(
     """
     if len(tasks) < 2:
         return ""
-    uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
+    is_uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
     least, task, name = min(
         (int(size), "/".join(task), name)
         for name, (_, sizes) in zip(names, totals, strict=True)
         for size, task in zip(sizes, tasks, strict=True)
     )
-    if metric.unit and uneven and least < _LEAST_EPISODES:
+    if metric.unit and is_uneven and least < _LEAST_EPISODES:
         return (
             f"{name} has {count_noun(least, 'value')} in task {task}, but each policy needs {_LEAST_EPISODES} in each "
             "task if the numbers of values differ"
@@ -397,8 +423,8 @@ def _find_obstacle(
     mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
-        how = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
-        return f"the values pooled over episodes ({values[0]} and {values[1]}) {how} the means over tasks"
+        relation = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
+        return f"the values pooled over episodes ({values[0]} and {values[1]}) {relation} the means over tasks"
     return ""
 
 
@@ -408,16 +434,16 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
     `extremes` are the smallest and the largest difference that the unknown values allow. They are empty if they cannot
     be known, as for P[U|S]; then there is no verdict.
     """
-    ends = [item.difference for item in extremes if item.difference is not None]
-    agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
+    known_ends = [item.difference for item in extremes if item.difference is not None]
+    has_same_sign = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
-        return max((1.0 if p is None else p for p in p_values), default=1.0) if agree else 1.0
+        return max((1.0 if p is None else p for p in p_values), default=1.0) if has_same_sign else 1.0
 
     return replace(
         difference,
         unknown=unknown,
-        extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
+        extremes=(known_ends[0], known_ends[1]) if len(known_ends) == 2 else None,
         p_at_extremes=find_greatest(item.p_value for item in extremes),
         p_by_task_at_extremes=find_greatest(item.p_by_task for item in extremes),
     )
@@ -427,12 +453,14 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     """Return whether a policy is significantly better than another. A unit (an initial state or a task) has five counts
     of episodes: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
-    good, _, n, others, m = np.array(units).T
-    gaps = good / n - others / m
+    good, _, n, other_good, other_n = np.array(units).T
+    gaps = good / n - other_good / other_n
     if not paired and len(units) == 1:
-        tested = significance.barnard_test(int(good[0]), int(n[0]), int(others[0]), int(m[0]), confidence)
+        tested = significance.barnard_test(int(good[0]), int(n[0]), int(other_good[0]), int(other_n[0]), confidence)
     elif not paired:
-        tested = significance.score_difference(good, n.astype(np.int64), others, m.astype(np.int64), confidence)
+        tested = significance.score_difference(
+            good, n.astype(np.int64), other_good, other_n.astype(np.int64), confidence
+        )
     elif np.isin(gaps, (-1.0, 0.0, 1.0)).all():
         tested = significance.mcnemar_test(int((gaps > 0).sum()), int((gaps < 0).sum()), len(gaps), confidence)
     else:
@@ -440,13 +468,14 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     return bool(gaps.mean() > 0 and intervals.is_significant(tested.p_value, confidence))
 
 
-_LADDER = np.linspace(0.0, 4.4, 23)
+_QUANTILES = np.linspace(0.0, 4.4, 23)  # of the normal distribution, for the levels of the intervals
 
 
 class _BoundedMeans:
     """Gaffke's intervals of policies' means over tasks of equal weight, and intervals of their differences (MOVER)."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
+        # key of `_known`: the id of the values, the mask of the kept tasks as bytes, and `only_side`; value: [3, L]
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
     def test(
@@ -458,9 +487,9 @@ class _BoundedMeans:
         24 levels. If `only_side`, the p-value only shows on which side of 1 - confidence it is.
         """
         z = intervals.normal_quantile(confidence)
-        steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
-        self._measure({(id(side), mask.tobytes()): (side, mask) for pair, mask in zip(pairs, kept, strict=True)
-                       for side in pair}, steps, only_side=only_side)  # fmt: skip
+        quantiles = np.array([z]) if only_side else np.unique(np.append(_QUANTILES, z))
+        self._measure({(id(values), mask.tobytes()): (values, mask) for pair, mask in zip(pairs, kept, strict=True)
+                       for values in pair}, quantiles, only_side=only_side)  # fmt: skip
         parts = (
             np.array(
                 [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
@@ -469,36 +498,41 @@ class _BoundedMeans:
         )  # each part [Q, 3, L] has a mean, and its distances from the lower and upper ends of L intervals
         first, second = (part.transpose(1, 0, 2) for part in parts)
         estimates = (first[0] - second[0])[:, 0]
-        reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
-        reach, at = np.where(estimates[:, None] > 0, *reaches), int(np.searchsorted(steps, z))
-        found = np.array([np.interp(abs(e), row, steps) for e, row in zip(estimates, reach, strict=True)])
-        is_shown, level = reach[:, at] < np.abs(estimates), 1 - confidence
-        p_values = np.array([2 * NormalDist().cdf(-one) for one in found])
-        ends = intervals.make_interval(estimates - reaches[0][:, at], estimates + reaches[1][:, at])
+        # [Q, L]: distances of the difference from its lower and upper ends (MOVER); the inner end is that towards 0
+        all_reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
+        inner_reaches, index = np.where(estimates[:, None] > 0, *all_reaches), int(np.searchsorted(quantiles, z))
+        crossings = np.array(
+            [np.interp(abs(e), row, quantiles) for e, row in zip(estimates, inner_reaches, strict=True)]
+        )
+        is_shown, level = inner_reaches[:, index] < np.abs(estimates), 1 - confidence
+        p_values = np.array([2 * NormalDist().cdf(-quantile) for quantile in crossings])
+        ends = intervals.make_interval(estimates - all_reaches[0][:, index], estimates + all_reaches[1][:, index])
         p_values = np.where(is_shown, np.minimum(p_values, level), np.maximum(p_values, level + 1e-9))
         return significance.MeanTest(p_values, lambda: ends)
 
     def _measure(
-        self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], steps: Floats, *, only_side: bool
+        self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
+        # fills `_known`; the arrays have one row for each policy and mask, padded with NaN, then one for each level too
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
-        chosen = [
+        kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]
             for values, mask in new.values()
         ]
-        sizes = [sum(len(sample.by_start.means) for sample in samples) for samples in chosen]
-        rows, weights = np.full((2, len(new), max(sizes, default=0)), np.nan)
-        for k, samples in enumerate(chosen):
-            rows[k, : sizes[k]] = np.concatenate([sample.by_start.means for sample in samples])
+        sizes = [sum(len(sample.by_start.means) for sample in samples) for samples in kept_samples]
+        means, weights = np.full((2, len(new), max(sizes, default=0)), np.nan)
+        for k, samples in enumerate(kept_samples):
+            means[k, : sizes[k]] = np.concatenate([sample.by_start.means for sample in samples])
             weights[k, : sizes[k]] = np.concatenate([sample.by_start.shares for sample in samples]) / len(samples)
-        levels = np.array([2 * NormalDist().cdf(step) - 1 for step in steps])
-        rows, weights = (np.repeat(part, len(steps), axis=0) for part in (rows, weights))
+        levels = np.array([2 * NormalDist().cdf(quantile) - 1 for quantile in quantiles])
+        means, weights = (np.repeat(array, len(quantiles), axis=0) for array in (means, weights))
         low, high = (
-            end.reshape(-1, len(steps)) for end in intervals.bounded_mean_ends(rows, np.tile(levels, len(new)), weights)
+            end.reshape(-1, len(quantiles))
+            for end in intervals.bounded_mean_ends(means, np.tile(levels, len(new)), weights)
         )
-        for k, (key, samples) in enumerate(zip(new, chosen, strict=True)):
+        for k, (key, samples) in enumerate(zip(new, kept_samples, strict=True)):
             mean = float(np.mean([sample.values.mean() for sample in samples]))
-            self._known[*key, only_side] = np.array([np.full(len(steps), mean), mean - low[k], high[k] - mean])
+            self._known[*key, only_side] = np.array([np.full(len(quantiles), mean), mean - low[k], high[k] - mean])
 
 
 def least_tasks(confidence: float) -> int:

@@ -20,7 +20,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
-_UNPAIRED = "Or pass --unpaired, which treats the episodes as independent and needs more episodes."
+_UNPAIRED_REMEDY = "Or pass --unpaired, which treats the episodes as independent and needs more episodes."
 
 
 class PairKey(NamedTuple):
@@ -57,7 +57,8 @@ class PairedResults:
     by_state: bool  # True if initial states are paired instead of episodes, since the policies may have different seeds
 
     @cached_property
-    def _state_numbers(self) -> Ints:
+    def _state_indices(self) -> Ints:
+        # the index of each planned episode's initial state among the states sorted by key, [K]
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
@@ -67,7 +68,7 @@ class PairedResults:
         return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
 
     @cached_property
-    def _tables(self) -> dict[str, Floats]:
+    def _values_by_metric(self) -> dict[str, Floats]:
         return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> Bools:
@@ -77,12 +78,12 @@ class PairedResults:
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
-            finished = np.array([np.isin(self._state_numbers, self._state_numbers[row]) for row in finished])
+            finished = np.array([np.isin(self._state_indices, self._state_indices[row]) for row in finished])
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: Bools) -> int:
         """Return the number of pairs (of episodes or of initial states) among the planned episodes `chosen`, [K]."""
-        return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
+        return len(np.unique(self._state_indices[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
         """Return the planned episodes of one suite (None = all); `results` still hold all suites."""
@@ -99,11 +100,11 @@ class PairedResults:
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
-        if metric not in self._tables:
-            table = self._tables[metric] = np.full(self.places.shape, np.nan)
-            for row, result, at in zip(table, self.results, self.places, strict=True):
-                row[at >= 0] = METRICS[metric].values(result)[at[at >= 0]]
-        return self._tables[metric][list(policies)]
+        if metric not in self._values_by_metric:
+            table = self._values_by_metric[metric] = np.full(self.places.shape, np.nan)
+            for row, result, indices in zip(table, self.results, self.places, strict=True):
+                row[indices >= 0] = METRICS[metric].values(result)[indices[indices >= 0]]
+        return self._values_by_metric[metric][list(policies)]
 
     def count_unknown(self, policies: Sequence[int], metric: str) -> int:
         """Return how many planned episodes of these policies (given as indices) have no value of the metric."""
@@ -120,7 +121,8 @@ class PairedResults:
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
-        counts = np.array([np.bincount(self._state_numbers, row, len(self.tasks[1])) for row in rows])
+        # counts [5, N]; rows 2 and 4 count all episodes of each policy
+        counts = np.array([np.bincount(self._state_indices, row, len(self.tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
@@ -131,7 +133,7 @@ class PairedResults:
         values = self.metric_values(policies, metric)
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
-        means, sizes = self._average(values)
+        means, sizes = self._average_by_state(values)
         chosen = (sizes > 0).all(axis=0)
         return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
@@ -141,37 +143,41 @@ class PairedResults:
         The second array, [R], says whether each policy has just one episode of every state. `fill` has two values that
         replace the unknown values of the first and the second policy: of crashed, stopped and unjudged episodes.
         """
-        sides = [self._fill(metric, end) for end in fill or (None, None)]
+        sides = [self._filled_values(metric, replacement) for replacement in fill or (None, None)]
         if not self.by_state:
-            gaps, sizes = self._average(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
+            gaps, sizes = self._average_by_state(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
             return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
-        (first, second), (n, m) = zip(*map(self._average, sides), strict=True)
-        first, second, n, m = first[pairs[:, 0]], second[pairs[:, 1]], n[pairs[:, 0]], m[pairs[:, 1]]
-        most = np.where((n > 0) & (m > 0), np.maximum(n, m), 0).max(axis=1, initial=0)
+        # means and numbers of episodes by state: of all policies, [P, N], then of those in `pairs`, [R, N]
+        (first, second), (first_n, second_n) = zip(*map(self._average_by_state, sides), strict=True)
+        first, second, first_n, second_n = (
+            first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
+        )  # fmt: skip
+        most = np.where((first_n > 0) & (second_n > 0), np.maximum(first_n, second_n), 0).max(axis=1, initial=0)
         return first - second, np.asarray(most <= 1)
 
-    def _fill(self, metric: str, end: float | None) -> Floats:
+    def _filled_values(self, metric: str, replacement: float | None) -> Floats:
         values = self.metric_values(range(len(self.results)), metric)
-        return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
+        return values if replacement is None else np.where(np.isnan(values) & self.is_planned, replacement, values)
 
-    def _average(self, values: Floats) -> tuple[Floats, Ints]:
+    def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
         """Average the known values [R, K] in each of N states; return means [R, N] and numbers of values [R, N]."""
-        order = np.argsort(self._state_numbers, kind="stable")
-        firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
-        known = ~np.isnan(values[:, order])
-        if len(firsts) == len(order):
-            return values[:, order], known.astype(np.int64)
+        order = np.argsort(self._state_indices, kind="stable")
+        group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
+        is_known = ~np.isnan(values[:, order])
+        if len(group_starts) == len(order):  # one episode per state
+            return values[:, order], is_known.astype(np.int64)
         sums, sizes = (
-            np.add.reduceat(part, firsts, axis=1) for part in (np.nan_to_num(values[:, order]), known.astype(np.int64))
+            np.add.reduceat(addends, group_starts, axis=1)
+            for addends in (np.nan_to_num(values[:, order]), is_known.astype(np.int64))
         )
         return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan), sizes
 
 
 def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], Ints]:
     """Return the distinct items in order of first appearance, and for each of the n items its index among them, [n]."""
-    every = list(items)
-    numbers = {item: k for k, item in enumerate(dict.fromkeys(every))}
-    return tuple(numbers), np.array([numbers[item] for item in every], dtype=np.int64)
+    all_items = list(items)
+    index_of = {item: k for k, item in enumerate(dict.fromkeys(all_items))}
+    return tuple(index_of), np.array([index_of[item] for item in all_items], dtype=np.int64)
 
 
 def pair_episodes(
@@ -186,16 +192,18 @@ def pair_episodes(
     """
     results = policy_results.name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
-    lost = [{_pair_key(e) for e in result.lost if e.init_state_index is not None} for result in results]
+    lost = [
+        {_pair_key(episode) for episode in result.lost if episode.init_state_index is not None} for result in results
+    ]
     planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
     _require_same_episodes(results, [{key.state for key in keys} for keys in planned] if across_seeds else planned)
     finished = dict.fromkeys(key for index in indices for key in index)
     keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
-    is_planned = np.array([[key in of_policy for key in keys] for of_policy in planned], dtype=np.bool_)
+    is_planned = np.array([[key in planned_keys for key in keys] for planned_keys in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
     if not across_tasks:
-        for name, names, episodes in _find_differences(paired, _TASKS):
+        for name, names, episodes in _describe_differences(paired, _TASKS):
             problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
             raise RunError(problem, remedy=policy_results.SAME_TASKS)
     _require_same_starts(paired)
@@ -207,15 +215,15 @@ def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
     if unknown:
         episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
         problem = f"the initial state is not recorded in {episodes}: {policy_results.list_first(unknown)}"
-        remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
+        remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED_REMEDY}"
         raise RunError(problem, remedy=remedy)
     index: dict[PairKey, int] = {}
-    for e, header in enumerate(result.headers):
+    for position, header in enumerate(result.headers):
         key = _pair_key(header)
         if key in index:
             problem = f"{result.name} ran {key} twice: {result.headers[index[key]].episode_id} and {header.episode_id}"
-            raise RunError(problem, remedy=f"Give repeated episodes different seeds. {_UNPAIRED}")
-        index[key] = e
+            raise RunError(problem, remedy=f"Give repeated episodes different seeds. {_UNPAIRED_REMEDY}")
+        index[key] = position
     return index
 
 
@@ -225,15 +233,15 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 
 
 def _require_same_episodes(results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]]) -> None:
-    every = set().union(*planned)
+    all_keys = set().union(*planned)
     lines = [
-        f"{result.name} lacks {count_noun(len(absent), 'episode')} that another policy ran: "
-        f"{policy_results.list_first(list(map(str, _sort_keys(absent))))}"
+        f"{result.name} lacks {count_noun(len(missing), 'episode')} that another policy ran: "
+        f"{policy_results.list_first(list(map(str, _sort_keys(missing))))}"
         for result, keys in zip(results, planned, strict=True)
-        if (absent := every - keys)
+        if (missing := all_keys - keys)
     ]
     if lines:
-        remedy = f"Roll out all policies on the same tasks, states and seeds, or use --across seeds. {_UNPAIRED}"
+        remedy = f"Roll out all policies on the same tasks, states and seeds, or use --across seeds. {_UNPAIRED_REMEDY}"
         if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in planned)):
             remedy = "No task was run by all policies; roll out the same tasks."
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
@@ -247,8 +255,8 @@ def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if two policies started an episode differently, or ran under different protocols. An episode
     that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
     """
-    remedy = f"{_ONE_PROTOCOL} {_UNPAIRED}"
-    for name, names, episodes in _find_differences(paired, _STARTS):
+    remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
+    for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
     for first, other in combinations(paired.results, 2):
         if rules := _differing_rules(first, other):
@@ -258,24 +266,25 @@ def _require_same_starts(paired: PairedResults) -> None:
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
     """Return the names of the `TASK_FIELDS` in which paired episodes differ."""
-    return tuple(name for name, *_ in _find_differences(paired, _TASKS))
+    return tuple(name for name, *_ in _describe_differences(paired, _TASKS))
 
 
-def _find_differences(
+def _describe_differences(
     paired: PairedResults, readers: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]]
 ) -> Iterator[tuple[str, str, str]]:
+    # yields each field in which two policies differ, the names of the two, and the episodes with both values
     for name, read in readers.items():
-        values = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
-        if conflict := policy_results.find_conflict(values):
+        values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
+        if conflict := policy_results.find_conflict(values_by_policy):
             first, other, keys = conflict
-            texts = [f"{key} ({values[first][key]} and {values[other][key]})" for key in keys]
+            texts = [f"{key} ({values_by_policy[first][key]} and {values_by_policy[other][key]})" for key in keys]
             episodes = policy_results.list_first(texts)
             names = f"{paired.results[first].name} and {paired.results[other].name}"
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
-_ONE_PROTOCOL = "Roll out both policies under one protocol, and make RoboCasa kitchens as `safevla eval` does."
-_STARTS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
+_PROTOCOL_REMEDY = "Roll out both policies under one protocol, and make RoboCasa kitchens as `safevla eval` does."
+_START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
     "arms": lambda _, header: policy_results.list_arms(header),
@@ -301,29 +310,32 @@ def _values_by_start(
     paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
     result, values = paired.results[policy], dict[PairKey, set[str]]()
-    for key, place in zip(paired.keys, paired.places[policy], strict=True):
-        if place >= 0 and (value := str(read(result, result.headers[place]))):
+    for key, index in zip(paired.keys, paired.places[policy], strict=True):
+        if index >= 0 and (value := str(read(result, result.headers[index]))):
             values.setdefault(key.state if paired.by_state else key, set()).add(value)
-    return {key: ", ".join(sorted(of_key)) for key, of_key in values.items()}
+    return {key: ", ".join(sorted(texts)) for key, texts in values.items()}
 
 
 def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    """Return the names of the protocol rules in which two results differ. If one result is from a user's own loop, only
-    the rules on how an episode begins and ends are compared.
-    """
+    """Return the names of the protocol rules in which two results differ."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
-    mine, theirs = first.protocol, other.protocol
-    if OWN_LOOP in (mine.get("name"), theirs.get("name")):
+    first_rules, other_rules = first.protocol, other.protocol
+    # of a user's own loop, only the rules on how an episode begins and ends are known
+    if OWN_LOOP in (first_rules.get("name"), other_rules.get("name")):
         suites = {header.benchmark for result in (first, other) for header in result.headers}
-        mine, theirs = _start_rules(mine, suites), _start_rules(theirs, suites)
-    return sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+        first_rules, other_rules = _start_rules(first_rules, suites), _start_rules(other_rules, suites)
+    return sorted(rule for rule in {*first_rules, *other_rules} if first_rules.get(rule) != other_rules.get(rule))
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
-    of_suite = by_suite if isinstance(by_suite, Mapping) else {}
-    steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}
+    default_steps, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
+    steps_by_suite = by_suite if isinstance(by_suite, Mapping) else {}
+    steps = (
+        set(default_steps)
+        if isinstance(default_steps, list | tuple)
+        else {steps_by_suite.get(suite, default_steps) for suite in suites}
+    )
     return {
         "wait_steps": steps,
         "rest_steps": protocol.get("rest_steps") or 0,

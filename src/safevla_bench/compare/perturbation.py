@@ -63,123 +63,133 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     suite has a changed counterpart or was run twice, if a suite was run too often, or if paired episodes had different
     starts.
     """
-    arms = [
+    comparisons = [
         (policy, change, sides)
         for policy in dict.fromkeys(result.name for result in sources)
-        for change, sides in _find_arms([result for result in sources if result.name == policy]).items()
+        for change, sides in _pair_sides_by_change([result for result in sources if result.name == policy]).items()
     ]
-    if not arms:
-        ran = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
+    if not comparisons:
+        suites = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
         remedy = "Roll out a suite and its changed version, such as libero-goal and libero-goal-swap."
-        raise RunError(f"no suite has a changed counterpart: {ran}", remedy=remedy)
-    each = 1 - (1 - confidence) / (len(arms) * len(MEASURED))
-    options = ComparisonOptions(confidence=each)
+        raise RunError(f"no suite has a changed counterpart: {suites}", remedy=remedy)
+    each_confidence = 1 - (1 - confidence) / (len(comparisons) * len(MEASURED))
+    options = ComparisonOptions(confidence=each_confidence)
     return ChangeReport(
-        confidence=confidence, each_confidence=each, changes=tuple(_measure_change(*arm, options) for arm in arms)
+        confidence=confidence,
+        each_confidence=each_confidence,
+        changes=tuple(_measure_change(*comparison, options) for comparison in comparisons),
     )
 
 
 Sides = tuple[PolicyResults, PolicyResults]
 
 
-def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
+def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
+    """Return change -> the unchanged and the changed results of each suite with that change, and of `CONTROL`."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
             runs.setdefault(suite, []).append(result.select_suite(suite))
-    runs = {suite: _join_parts(parts) for suite, parts in runs.items()}
-    arms: dict[str, list[Sides]] = {}
-    for suite, (changed, *further) in runs.items():
-        base, _, change = suite.rpartition("-")
-        if len(further) > (base not in runs):
-            named = ", ".join(result.source for result in (changed, *further))
+    runs = {suite: _join_shards(results) for suite, results in runs.items()}
+    sides_by_change: dict[str, list[Sides]] = {}
+    for suite, (first_run, *further) in runs.items():
+        base_suite, _, change = suite.rpartition("-")
+        # a changed suite may have one run, and an unchanged one two: the second is the control
+        if len(further) > (base_suite not in runs):
+            listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
-            raise RunError(f"{suite} was run {1 + len(further)} times from the same starts: {named}", remedy=remedy)
-        if base in runs:
-            arms.setdefault(change, []).append((runs[base][0], changed.rename_suites({suite: base})))
-    control = [(parts[0], parts[1]) for parts in runs.values() if len(parts) > 1]
-    return {**arms, **({CONTROL: control} if control else {})}
+            raise RunError(f"{suite} was run {1 + len(further)} times from the same starts: {listed}", remedy=remedy)
+        if base_suite in runs:
+            sides_by_change.setdefault(change, []).append(
+                (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
+            )
+    control = [(suite_runs[0], suite_runs[1]) for suite_runs in runs.values() if len(suite_runs) > 1]
+    return {**sides_by_change, **({CONTROL: control} if control else {})}
 
 
-def _join_parts(results: Sequence[PolicyResults]) -> list[PolicyResults]:
+def _join_shards(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join sources of a suite that have the same protocol and no start (task and initial state) in common."""
-    runs: list[list[PolicyResults]] = []
+    shards_by_run: list[list[PolicyResults]] = []
     for result in results:
-        own = _list_starts(result)
-        for parts in runs:
-            if parts[0].protocol == result.protocol and all(own.isdisjoint(_list_starts(part)) for part in parts):
-                parts.append(result)
+        starts = _collect_starts(result)
+        for shards in shards_by_run:
+            if shards[0].protocol == result.protocol and all(starts.isdisjoint(_collect_starts(s)) for s in shards):
+                shards.append(result)
                 break
         else:
-            runs.append([result])
-    return [join_results(parts) for parts in runs]
+            shards_by_run.append([result])
+    return [join_results(shards) for shards in shards_by_run]
 
 
-def _list_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
-    planned: tuple[Header | AbsentEpisode, ...] = (*result.headers, *result.lost)
-    return {(episode.task_id, episode.init_state_index) for episode in planned}
+def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
+    episodes: tuple[Header | AbsentEpisode, ...] = (*result.headers, *result.lost)
+    return {(episode.task_id, episode.init_state_index) for episode in episodes}
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
     is_control = change == CONTROL
     common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
-    pairs = [
-        pair_episodes(parts, across_seeds=is_control or _has_variants(*whole), across_tasks=not is_control)
-        for parts, whole in zip(common, sides, strict=True)
+    paired_suites = [
+        pair_episodes(side_pair, across_seeds=is_control or _has_variants(*original_pair), across_tasks=not is_control)
+        for side_pair, original_pair in zip(common, sides, strict=True)
     ]
-    planned = [
+    episode_counts = [
         sum(len(side) + len(side.lost) for side_pair in results for side in side_pair) for results in (sides, common)
     ]
     return Change(
         policy=policy,
         change=change,
         suites=tuple(side_pair[0].headers[0].benchmark for side_pair in sides),
-        left_out=planned[0] - planned[1],
-        unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
-        differing=tuple(dict.fromkeys(name for part in pairs for name in task_differences(part))),
-        mixtures=tuple(mixture for parts in common for mixture in find_mixtures(simulator_cells(parts))),
+        left_out=episode_counts[0] - episode_counts[1],
+        unknown=max(sum(paired.count_unknown([0, 1], metric.key) for paired in paired_suites) for metric in MEASURED),
+        differing=tuple(dict.fromkeys(name for paired in paired_suites for name in task_differences(paired))),
+        mixtures=tuple(mixture for side_pair in common for mixture in find_mixtures(simulator_cells(side_pair))),
         differences={
-            metric.key: paired_difference(("changed", "unchanged"), pairs, (1, 0), metric.key, options)
+            metric.key: paired_difference(("changed", "unchanged"), paired_suites, (1, 0), metric.key, options)
             for metric in MEASURED
         },
     )
 
 
-def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    sides, varies = (plain, changed), _has_variants(plain, changed)
+def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
+    # keeps the episodes whose start both sides planned; of variants, the start of the unchanged task counts
+    sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
-    def start(episode: Header | AbsentEpisode) -> tuple[object, ...]:
-        task = _name_task(episode) if varies else episode.task_id
+    def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
+        task = _strip_variant(episode) if has_variants else episode.task_id
         return task, episode.init_state_index, episode.seed if with_seed else None
 
-    planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
-    shared = planned[0] & planned[1]
-    first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
-    if varies:  # the variants of a task become episodes with different seeds of one start, so that their mean counts
-        numbers = count()
-        second = replace(
-            second,
-            headers=tuple(_join_variant(header, numbers) for header in second.headers),
-            lost=tuple(_join_variant(episode, numbers) for episode in second.lost),
+    starts = [{*map(start_of, side.headers), *map(start_of, side.lost)} for side in sides]
+    shared = starts[0] & starts[1]
+    common_unchanged, common_changed = (side.select(lambda episode: start_of(episode) in shared) for side in sides)
+    if has_variants:
+        # the variants of a task become episodes with different seeds of one start, so that their mean counts
+        new_seeds = count()
+        common_changed = replace(
+            common_changed,
+            headers=tuple(_number_variant(header, new_seeds) for header in common_changed.headers),
+            lost=tuple(_number_variant(episode, new_seeds) for episode in common_changed.lost),
         )
-    return replace(first, name="unchanged"), replace(second, name="changed")
+    return replace(common_unchanged, name="unchanged"), replace(common_changed, name="changed")
 
 
 Episode = TypeVar("Episode", Header, AbsentEpisode)
 
 
-def _name_task(episode: Header | AbsentEpisode) -> str:
+def _strip_variant(episode: Header | AbsentEpisode) -> str:
     return episode.task_id.partition("/")[0]
 
 
-def _join_variant(episode: Episode, numbers: Iterator[int]) -> Episode:
-    return msgspec.structs.replace(episode, task_id=_name_task(episode), seed=next(numbers))
+def _number_variant(episode: Episode, new_seeds: Iterator[int]) -> Episode:
+    # one of the repetitions of its task: a variant becomes a seed
+    return msgspec.structs.replace(episode, task_id=_strip_variant(episode), seed=next(new_seeds))
 
 
-def _has_variants(plain: PolicyResults, changed: PolicyResults) -> bool:
-    sides = ((*side.tasks, *side.lost_tasks) for side in (plain, changed))
-    named, varied = (any("/" in task_id for _, task_id in tasks) for tasks in sides)
-    return varied and not named
+def _has_variants(unchanged: PolicyResults, changed: PolicyResults) -> bool:
+    # whether only the changed suite has tasks that are named TASK/NAME
+    tasks_by_side = ((*side.tasks, *side.lost_tasks) for side in (unchanged, changed))
+    unchanged_varies, changed_varies = (any("/" in task_id for _, task_id in tasks) for tasks in tasks_by_side)
+    return changed_varies and not unchanged_varies
 
 
 # Effects of filters
@@ -212,37 +222,42 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
-    unchanged = [k for k, total in enumerate(changes) if not total.changed]
-    for k, total in enumerate(changes):
-        if total.changed and unchanged and not pairs.by_state:
-            nearest = max(unchanged, key=lambda other: sum(takewhile(bool, map(eq, names[k], names[other]))))
-            yield _measure(pairs, k, nearest, total)
+    unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
+    for policy, total in enumerate(changes):
+        if total.changed and unfiltered and not pairs.by_state:
+            nearest = max(unfiltered, key=lambda other: sum(takewhile(bool, map(eq, names[policy], names[other]))))
+            yield _measure_intervention(pairs, policy, nearest, total)
 
 
-def _measure(pairs: PairedResults, k: int, other: int, total: ActionChanges) -> Intervention:
-    finished = pairs.mark_finished([other, k])
-    sides = [(pairs.results[p], pairs.places[p][finished]) for p in (other, k)]
+def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, total: ActionChanges) -> Intervention:
+    finished = pairs.mark_finished([unfiltered, filtered])
+    # the results without and with the filter, and the indices in them of the pairs' episodes, [pairs]
+    sides = [(pairs.results[policy], pairs.places[policy][finished]) for policy in (unfiltered, filtered)]
     counted, judged = (
-        np.logical_and(*(getattr(side, name)[at] for side, at in sides)) for name in ("is_counted", "is_judged")
+        np.logical_and(*(getattr(side, name)[episodes] for side, episodes in sides))
+        for name in ("is_counted", "is_judged")
     )
-    before, after = (side.success[at] & counted for side, at in sides)
-    unsafe, still = (side.unsafe[at] & judged for side, at in sides)
-    steps = [np.array([changes.actions for changes in side.changes])[at] for side, at in sides]
-    both = before & after
-    names = [sides[1][0].headers[at].episode_id for at in sides[1][1].tolist()]
+    success_before, success_after = (side.success[episodes] & counted for side, episodes in sides)
+    unsafe_before, unsafe_after = (side.unsafe[episodes] & judged for side, episodes in sides)
+    steps = [np.array([changes.actions for changes in side.changes])[episodes] for side, episodes in sides]
+    both_succeed = success_before & success_after
+    episode_ids = [sides[1][0].headers[episode].episode_id for episode in sides[1][1].tolist()]
     return Intervention(
-        policy=pairs.results[k].name,
-        without=pairs.results[other].name,
+        policy=pairs.results[filtered].name,
+        without=pairs.results[unfiltered].name,
         actions=total.actions,
         changed=total.changed,
         mean_change=total.norm / total.changed,
         pairs=int(finished.sum()),
-        violations=int(unsafe.sum()),
-        violations_made=int((still & ~unsafe).sum()),
-        successes=int(before.sum()),
-        successes_gained=int((after & ~before).sum()),
-        clean=(int((before & judged & ~unsafe).sum()), int((after & judged & ~still).sum())),
-        extra_steps=float((steps[1] - steps[0])[both].mean()) if both.any() else None,
-        saved=tuple(names[e] for e in np.flatnonzero(unsafe & ~still)),
-        spoiled=tuple(names[e] for e in np.flatnonzero(before & ~after)),
+        violations=int(unsafe_before.sum()),
+        violations_made=int((unsafe_after & ~unsafe_before).sum()),
+        successes=int(success_before.sum()),
+        successes_gained=int((success_after & ~success_before).sum()),
+        clean=(
+            int((success_before & judged & ~unsafe_before).sum()),
+            int((success_after & judged & ~unsafe_after).sum()),
+        ),
+        extra_steps=float((steps[1] - steps[0])[both_succeed].mean()) if both_succeed.any() else None,
+        saved=tuple(episode_ids[pair] for pair in np.flatnonzero(unsafe_before & ~unsafe_after)),
+        spoiled=tuple(episode_ids[pair] for pair in np.flatnonzero(success_before & ~success_after)),
     )

@@ -122,7 +122,7 @@ class PolicyResults(EpisodeOutcomes):
 
 
 _EPISODE_ARRAYS = (*OUTCOME_FIELDS, "stopped_on_violation", "starts")
-_BY_EPISODE = ("earlier_resets", "kitchens")
+_MAPS_BY_EPISODE = ("earlier_resets", "kitchens")
 
 
 def split_by_policy(
@@ -145,26 +145,26 @@ def split_by_policy(
     is_known = scores.is_counted | scores.is_judged
     results = []
     for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)]):
-        of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
-        index, stopped = (np.flatnonzero(of_policy & chosen).tolist() for chosen in (is_known, ~is_known))
-        own = scores.select_episodes(np.array(index, dtype=np.int64))
+        is_of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
+        known, unknown = (np.flatnonzero(is_of_policy & is_wanted).tolist() for is_wanted in (is_known, ~is_known))
+        scored = scores.select_episodes(np.array(known, dtype=np.int64))
         result = PolicyResults(
             name=policy or UNNAMED,
             source=source,
-            headers=tuple(headers[e] for e in index),
-            **{name: getattr(own, name) for name in OUTCOME_FIELDS},
-            stopped_on_violation=own.is_stopped_on_violation,
-            starts=own.start,
+            headers=tuple(headers[k] for k in known),
+            **{name: getattr(scored, name) for name in OUTCOME_FIELDS},
+            stopped_on_violation=scored.is_stopped_on_violation,
+            starts=scored.start,
             lost=(
                 *(episode for episode in scores.absent if episode.policy == policy),
-                *(AbsentEpisode.from_row(headers[e], outcome=headers[e].outcome_label) for e in stopped),
+                *(AbsentEpisode.from_row(headers[k], outcome=headers[k].outcome_label) for k in unknown),
             ),
             left_out=tuple(left_out),
             protocol=protocol,
             privileged=policy in privileged,
-            changes=own.changes,
-            standin_suites=own.standin_suites,
-            left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
+            changes=scored.changes,
+            standin_suites=scored.standin_suites,
+            left_out_clauses=(*provenance_marks.warn_of_left_out(scored), *provenance_marks.warn_of_logs(scored)),
         )
         results.append(result)
     return results
@@ -179,14 +179,14 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
         by_name.setdefault(result.name, []).append(result)
-    return [part for group in by_name.values() for part in ([join_results(group)] if _can_join(group) else group)]
+    return [joined for group in by_name.values() for joined in ([join_results(group)] if _can_join(group) else group)]
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
     suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
-    together = set().union(*suites)
-    return same_protocol and sum(map(len, suites)) == len(together) and len(set(map(is_chosen, together))) < 2
+    all_suites = set().union(*suites)
+    return same_protocol and sum(map(len, suites)) == len(all_suites) and len(set(map(is_chosen, all_suites))) < 2
 
 
 def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
@@ -198,7 +198,7 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(item for result in results for item in getattr(result, name)) for name in tuples},
         "left_out": tuple(f"{line} in {result.source}" for result in results for line in result.left_out),
-        **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _BY_EPISODE},
+        **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _MAPS_BY_EPISODE},
     }
     source = ", ".join(result.source for result in results)
     return replace(results[0], source=source, privileged=any(result.privileged for result in results), **joined)
@@ -268,30 +268,34 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     }
     yield from provenance_marks.warn_of_standins(standins)
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
-    if other := find_other_code(results):
-        yield f"The policies were recorded by different code: {other}."
+    if code_difference := find_other_code(results):
+        yield f"The policies were recorded by different code: {code_difference}."
     if any(result.code for result in results) and (
         unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
     ):
         yield f"The code that recorded {', '.join(unknown)} is unknown, and may differ from that of other policies."
     for result in results:
-        yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
+        yield from (f"{result.name}: {clause}" for clause in result.left_out_clauses)
     versions = [result.versions for result in results]
-    for name in dict.fromkeys(name for own in versions for name in own):
-        listed = dict.fromkeys(own.get(name, "unknown") for own in versions)
+    for name in dict.fromkeys(name for own_versions in versions for name in own_versions):
+        distinct = dict.fromkeys(own_versions.get(name, "unknown") for own_versions in versions)
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
-        if len(listed) > 1 and ("unknown" in listed or not is_marked_elsewhere):
-            yield f"Versions of {name} differ: {' and '.join(listed)}; results may depend on them."
-    alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
-    if set().union(*alone) == {True, False}:
-        named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
+        if len(distinct) > 1 and ("unknown" in distinct or not is_marked_elsewhere):
+            yield f"Versions of {name} differ: {' and '.join(distinct)}; results may depend on them."
+    force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
+    if set().union(*force_kinds) == {True, False}:
+        named = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
         yield f"Forces are not comparable: in {named} they are net forces, in others those of single contacts."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"No specification reached a verdict for {silent}. There, and over all suites, only SR is compared."
     if stopped := ", ".join(name_stopped_suites(results)):
         yield f"A violation stopped episodes of {stopped}. There, and over all suites, only Safety is compared."
-    ran = [dict.fromkeys(result.tasks) for result in results]
-    partly_run = ["/".join(task) for task in dict.fromkeys(chain(*ran)) if not all(task in tasks for tasks in ran)]
+    task_sets = [dict.fromkeys(result.tasks) for result in results]
+    partly_run = [
+        "/".join(task)
+        for task in dict.fromkeys(chain(*task_sets))
+        if not all(task in own_tasks for own_tasks in task_sets)
+    ]
     if not paired and partly_run:
         yield f"Only tasks that both policies ran are compared. Not all policies ran {list_first(partly_run, most=6)}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
@@ -330,8 +334,13 @@ def find_other_code(results: Sequence[PolicyResults]) -> str:
     project, and the code of each; "" if there are none. Results with different version numbers are not reported.
     """
     for first, second in combinations(results, 2):
-        own = [{v for name, v in each.versions.items() if name.startswith("safevla-")} for each in (first, second)]
-        if own[0] == own[1] and any(is_other_code(code, other) for code in first.code for other in second.code):
+        project_versions = [
+            {version for name, version in result.versions.items() if name.startswith("safevla-")}
+            for result in (first, second)
+        ]
+        if project_versions[0] == project_versions[1] and any(
+            is_other_code(code, other) for code in first.code for other in second.code
+        ):
             return f"{first.name} by {' and '.join(first.code)}, {second.name} by {' and '.join(second.code)}"
     return ""
 
@@ -343,10 +352,10 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
     for result in results:
         for suite, versions in result.simulator_by_suite.items():
-            own = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
-            known = cells.setdefault((result.name, suite), {})  # another source may have the same policy and suite
-            for package, numbers in {**versions, "results-version": tuple(sorted(map(str, own - {None})))}.items():
-                known[package] = tuple(dict.fromkeys((*known.get(package, ()), *numbers)))
+            released = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
+            cell = cells.setdefault((result.name, suite), {})  # another source may have the same policy and suite
+            for package, numbers in {**versions, "results-version": tuple(sorted(map(str, released - {None})))}.items():
+                cell[package] = tuple(dict.fromkeys((*cell.get(package, ()), *numbers)))
     return cells
 
 
@@ -371,30 +380,30 @@ SAME_TASKS = "Roll out both on the same tasks; `compare --changes` compares a su
 
 def require_same_tasks(*results: PolicyResults) -> None:
     """Raise `RunError` if the episodes of two policies in one task differ in an identity field or in their arms."""
-    for name, read in {**IDENTITY_FIELDS, "arms": list_arms}.items():
-        sides: list[dict[TaskKey, set[str]]] = [{} for _ in results]
-        for side, result in zip(sides, results, strict=True):
+    for identity, read_field in {**IDENTITY_FIELDS, "arms": list_arms}.items():
+        values_by_task: list[dict[TaskKey, set[str]]] = [{} for _ in results]
+        for task_values, result in zip(values_by_task, results, strict=True):
             for header in result.headers:
-                if value := read(header):
-                    side.setdefault((header.benchmark, header.task_id), set()).add(value)
-        if conflict := find_conflict(sides):
+                if value := read_field(header):
+                    task_values.setdefault((header.benchmark, header.task_id), set()).add(value)
+        if conflict := find_conflict(values_by_task):
             first, second, tasks = conflict
             names = f"{results[first].name} and {results[second].name}"
-            problem = f"{names} did not run the same tasks: they differ in {name} in {'/'.join(tasks[0])}"
+            problem = f"{names} did not run the same tasks: they differ in {identity} in {'/'.join(tasks[0])}"
             raise RunError(problem, remedy=SAME_TASKS)
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
     """Return the indices of two sides that disagree, and the keys with different values; None if all sides agree."""
-    known: dict[Key, tuple[object, int]] = {}
-    for k, side in enumerate(sides):
-        found: dict[int, list[Key]] = {}
+    first_seen: dict[Key, tuple[object, int]] = {}
+    for index, side in enumerate(sides):
+        conflicts: dict[int, list[Key]] = {}
         for key, value in side.items():
-            if (before := known.setdefault(key, (value, k)))[0] != value:
-                found.setdefault(before[1], []).append(key)
-        if found:
-            first = min(found)
-            return first, k, found[first]
+            if (earlier := first_seen.setdefault(key, (value, index)))[0] != value:
+                conflicts.setdefault(earlier[1], []).append(key)
+        if conflicts:
+            first = min(conflicts)
+            return first, index, conflicts[first]
     return None
 
 

@@ -17,8 +17,8 @@ from safevla_recorder.episode import Floats, Ints
 
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
-_FLIPS = "Sign-flip test of the tasks' differences"
-_ENDLESS = 10**9  # a number of episodes per task that makes the sampling error within a task negligible
+_SIGN_FLIP_TEST = "Sign-flip test of the tasks' differences"
+_UNLIMITED_EPISODES = 10**9  # a number of episodes per task that makes the sampling error within a task negligible
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,16 +56,16 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
-        asked = self.request
-        first, second, power, level = map(_percent, (*self.rates, asked.power, asked.confidence))
-        aim = f"{first} from {second} on {count_noun(asked.tasks, 'task')}, at {level} confidence and {power} power"
-        if self.least_tasks is None or asked.tasks < self.least_tasks:
-            least = "over a million" if self.least_tasks is None else self.least_tasks
-            yield f"No number of episodes can detect {aim}. At least {least} tasks are needed."
+        request = self.request
+        first, second, power, level = map(_percent, (*self.rates, request.power, request.confidence))
+        aim = f"{first} from {second} on {count_noun(request.tasks, 'task')}, at {level} confidence and {power} power"
+        if self.least_tasks is None or request.tasks < self.least_tasks:
+            least_text = "over a million" if self.least_tasks is None else self.least_tasks
+            yield f"No number of episodes can detect {aim}. At least {least_text} tasks are needed."
         elif self.episodes is None:
             yield f"Over a million episodes per task are needed to detect {aim}."
         else:
-            total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
+            total = f", {self.episodes * request.tasks} of each policy" if request.tasks > 1 else ""
             yield f"{self.episodes} episodes per task{total} are needed to detect {aim}."
         if numbers := [
             f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
@@ -73,15 +73,15 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
             yield (
                 f"Episodes per task, if the standard deviation between tasks is so many points: {', '.join(numbers)}."
             )
-        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
+        yield f"{_SIGN_FLIP_TEST if request.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 
     def _assumption(self) -> str:
-        asked = self.request
-        spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
-        same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
-        unrelated = "" if asked.discordant else " (for independent outcomes; --assume discordant=SHARE sets another)"
-        share = format_fixed(100 * self.discordant, 1)
-        return f"{same if asked.tasks > 1 else ''}{share} % of the pairs differ{unrelated}"
+        request = self.request
+        spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
+        effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
+        note = "" if request.discordant else " (for independent outcomes; --assume discordant=SHARE sets another)"
+        share_percent = format_fixed(100 * self.discordant, 1)
+        return f"{effect_text if request.tasks > 1 else ''}{share_percent} % of the pairs differ{note}"
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
@@ -92,39 +92,44 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
             `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
-    base, difference = request.baseline, request.difference
-    rates = [rate for rate in (base - difference, base + difference) if 0 <= rate <= 1]
+    baseline, difference = request.baseline, request.difference
+    rates = [rate for rate in (baseline - difference, baseline + difference) if 0 <= rate <= 1]
     if not rates:
-        problem = f"no valid rate is {100 * difference:g} points from {100 * base:g} %"
+        problem = f"no valid rate is {100 * difference:g} points from {100 * baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
-    other = min(rates, key=lambda rate: abs(rate - 0.5))
-    unrelated = base + other - 2 * base * other
-    discordant = max(difference, unrelated if request.discordant is None else request.discordant)
-    episodes, fewest = _plan_tasks(request, discordant, request.task_spread)
+    other_rate = min(rates, key=lambda rate: abs(rate - 0.5))
+    independent_share = baseline + other_rate - 2 * baseline * other_rate
+    discordant = max(difference, independent_share if request.discordant is None else request.discordant)
+    episodes, needed_tasks = _plan_episodes_and_tasks(request, discordant, request.task_spread)
     spreads = (0.0, 0.1, 0.2) if request.tasks > 1 and not request.task_spread else ()
     return SampleSizePlan(
-        rates=(base, other),
+        rates=(baseline, other_rate),
         discordant=discordant,
         episodes=episodes,
-        least_tasks=fewest,
+        least_tasks=needed_tasks,
         request=request,
-        by_spread={f"{spread:g}": _plan_tasks(request, discordant, spread)[0] for spread in spreads},
+        by_spread={f"{spread:g}": _plan_episodes_and_tasks(request, discordant, spread)[0] for spread in spreads},
     )
 
 
-def _plan_tasks(request: SampleSizeRequest, discordant: float, spread: float) -> tuple[int | None, int | None]:
+def _plan_episodes_and_tasks(
+    request: SampleSizeRequest, discordant: float, spread: float
+) -> tuple[int | None, int | None]:
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
     if tasks == 1:
-        found = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
-        return found, 1
-    least, variance = least_tasks(confidence) - 1, discordant - difference**2
+        pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
+        return pairs_needed, 1
+    # with so few tasks, no sign-flip test can be significant; `variance` is that of one pair's difference
+    too_few, variance = least_tasks(confidence) - 1, discordant - difference**2
     power = request.power
-    further = least_number(lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), power)
-    fewest = None if further is None else least + further
-    if fewest is None or tasks < fewest:
-        return None, fewest
+    extra_tasks = least_number(
+        lambda extra: flip_power(_UNLIMITED_EPISODES, difference, 1.0, spread, too_few + extra, confidence), power
+    )
+    needed_tasks = None if extra_tasks is None else too_few + extra_tasks
+    if needed_tasks is None or tasks < needed_tasks:
+        return None, needed_tasks
     episodes = least_number(lambda n: flip_power(n, difference, variance, spread, tasks, confidence), request.power)
-    return episodes, fewest
+    return episodes, needed_tasks
 
 
 def _check_request(request: SampleSizeRequest) -> None:
@@ -164,15 +169,16 @@ def flip_power(
     that of the difference between one episode of each policy on one task. `spread` is the standard deviation, between
     tasks, of the true difference.
     """
-    deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
+    sum_deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
-        sums = np.rint(episodes * abs(difference) + deviation * _normal_draws(tasks))
-        totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
-        return float((2 * (totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
+        sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
+        # Flipping the signs of a subset of tasks keeps the sum at least as large if the subset's total is at most 0.
+        subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
+        return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
 
     critical = float(stdtrit(tasks - 1, (1 + confidence) / 2))
-    effect = episodes * abs(difference) / deviation if deviation else inf
+    effect = episodes * abs(difference) / sum_deviation if sum_deviation else inf
     return 1 - float(nctdtr(tasks - 1, effect * sqrt(tasks), critical)) if effect < inf else 1.0
 
 
@@ -191,16 +197,20 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     """
     from scipy.special import bdtr, bdtrik
 
-    share = (discordant + abs(difference)) / (2 * discordant)
-    spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
-    low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
-    many: Ints = np.arange(low, high + 1)
+    winning_share = (discordant + abs(difference)) / (2 * discordant)
+    margin = 9 * sqrt(n * discordant * (1 - discordant)) + 9
+    low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
+    # the likely numbers of pairs in which the policies differ: nine standard deviations about the mean
+    pair_counts: Ints = np.arange(low, high + 1)
     # For each number of discordant pairs, the largest count of the rarer outcome that is still significant; -1 = none.
-    fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
-    mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
-    fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)
-    tails = [np.where(fewest >= 0, bdtr(np.maximum(fewest, 0), many, rate), 0.0) for rate in (share, 1 - share)]
-    return float((binomial_pmf(many, n, discordant) * (tails[0] + tails[1])).sum())
+    rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
+    mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
+    rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)
+    tails = [
+        np.where(rarer_counts >= 0, bdtr(np.maximum(rarer_counts, 0), pair_counts, rate), 0.0)
+        for rate in (winning_share, 1 - winning_share)
+    ]
+    return float((binomial_pmf(pair_counts, n, discordant) * (tails[0] + tails[1])).sum())
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:

@@ -29,9 +29,9 @@ from safevla_recorder.episode import Floats
 
 _NUMBER = re.compile(r"(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
-_TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
-_BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
-_AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
+_TRAINING_WORDS = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
+_TRAINING_BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING_WORDS}[^a-z0-9]*$", re.IGNORECASE)
+_TRAINING_AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING_WORDS}(?:$|[^a-z])", re.IGNORECASE)
 NUMBERS = (SR, SAFETY, SBU, VSI)  # the metrics of each run
 GAINS = (SR, SAFETY)  # the metrics that are compared with the first run of the series
 
@@ -52,7 +52,7 @@ class SeriesLabel:
     @property
     def is_training(self) -> bool:
         """True if the name is only a number, or says that the number counts training, as in `careful-step-1000`."""
-        return not self.series or bool(_BEFORE.search(self.before) or _AFTER.search(self.after))
+        return not self.series or bool(_TRAINING_BEFORE.search(self.before) or _TRAINING_AFTER.search(self.after))
 
 
 def read_label(name: str) -> SeriesLabel | None:
@@ -157,9 +157,9 @@ def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     numbers may mean anything, such as a version.
     """
     labels = [read_label(result.name) for result in results]
-    sizes = Counter(label.series for label in labels if label and label.is_training)
-    in_series = [label and label.is_training and sizes[label.series] > 1 for label in labels]
-    return [result for result, is_in in zip(results, in_series, strict=True) if is_in]
+    run_counts = Counter(label.series for label in labels if label and label.is_training)
+    in_series = [label and label.is_training and run_counts[label.series] > 1 for label in labels]
+    return [result for result, is_checkpoint in zip(results, in_series, strict=True) if is_checkpoint]
 
 
 def compare_series(
@@ -172,17 +172,17 @@ def compare_series(
     series of one run, a duplicate label, or a series in which no run has a task in common with the first run.
     """
     groups = _group_by_series(results)
-    suites = {name: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
-              for name, members in groups.items()}  # fmt: skip
+    suites_by_series = {series: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
+              for series, members in groups.items()}  # fmt: skip
     curves = [
         _make_curve(series, suite, members, intervals, protocols)
         for suite in [*dict.fromkeys(suite for result in results for suite, _ in result.tasks), None]
         for series, members in groups.items()
-        if suite in suites[series] or (suite is None and len(suites[series]) > 1)
+        if suite in suites_by_series[series] or (suite is None and len(suites_by_series[series]) > 1)
     ]
     return SeriesComparison(
         curves=tuple(curves),
-        warnings=tuple(dict.fromkeys(line for members in groups.values() for line in _warn(members, curves))),
+        warnings=tuple(dict.fromkeys(line for members in groups.values() for line in _list_warnings(members, curves))),
     )
 
 
@@ -199,16 +199,16 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         members.sort(key=lambda member: member[0])
-        name, tasks = members[0][1].name, set(members[0][1].tasks)
+        first_name, first_tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
             remedy = "Name at least two runs that differ only in the number: 1000=runs/a 2000=runs/b."
-            raise RunError(f"{name!r} is a series of one run", remedy=remedy)
+            raise RunError(f"{first_name!r} is a series of one run", remedy=remedy)
         for (label_value, result), (next_value, other) in pairwise(members):
             if label_value == next_value:
                 problem = f"two runs have the label {format_compact(next_value)}: {result.name!r} and {other.name!r}"
                 raise RunError(problem, remedy="Give each run a different number, or leave one out.")
-        if not any(tasks & set(result.tasks) for _, result in members[1:]):
-            problem = f"no run has a task in common with {name!r}, the first of its series"
+        if not any(first_tasks & set(result.tasks) for _, result in members[1:]):
+            problem = f"no run has a task in common with {first_name!r}, the first of its series"
             remedy = "Roll out all runs on the same tasks, since other tasks may explain the difference."
             raise RunError(problem, remedy=remedy)
     return groups
@@ -217,11 +217,11 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 def _make_curve(
     series: str, suite: str | None, members: _Members, intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesCurve:
-    present = [(label, part) for label, result in members if len(part := result.select_suite(suite))]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
+    runs = [(label, in_suite) for label, result in members if len(in_suite := result.select_suite(suite))]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(runs) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
-    first, points, paired = present[0][1], [], True
-    for label, result in present:
+    first, points, paired = runs[0][1], [], True
+    for label, result in runs:
         gains: dict[Metric, Difference] = {}
         if result is not first:
             with suppress(RunError):
@@ -230,7 +230,7 @@ def _make_curve(
                 paired = paired and not unpaired
         n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
         points.append(SeriesPoint(label=label, policy=result.name, n=n, numbers=numbers, gains=gains))
-    trends = tuple(measure_trends([part for _, part in present], protocols))
+    trends = tuple(measure_trends([in_suite for _, in_suite in runs], protocols))
     return SeriesCurve(
         series=series, suite=suite, points=tuple(points), paired=paired, confidence=confidence, trends=trends
     )
@@ -240,7 +240,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     """Yield the trends of SR and Safety over at least three ordered runs; nothing if the runs cannot be paired.
 
     Seeds of an initial state are averaged. The first test omits episodes without a value. A second test counts them
-    against the trend: if the metric rises, they count as bad in the later half of the checkpoints, else as good.
+    against the trend: if the metric rises, as bad in the later half of the runs and as good before; else the reverse.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
         return
@@ -248,57 +248,58 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
         pairs = pair_episodes(results)
     except RunError:
         return
-    states, numbers = number_distinct(key.state for key in pairs.keys)
+    states, state_indices = number_distinct(key.state for key in pairs.keys)
 
-    def test(values: Floats) -> tuple[int, float, float]:
-        known = ~np.isnan(values).any(axis=0)
-        sizes = np.bincount(numbers[known], minlength=len(states))
-        sums = np.array([np.bincount(numbers[known], row[known], len(states)) for row in values])
-        means = (sums[:, sizes > 0] / sizes[sizes > 0]).T
+    def test_trend(values: Floats) -> tuple[int, float, float]:
+        # values [runs, episodes] -> number of states, rank correlation, p-value
+        is_known = ~np.isnan(values).any(axis=0)
+        counts = np.bincount(state_indices[is_known], minlength=len(states))
+        sums = np.array([np.bincount(state_indices[is_known], row[is_known], len(states)) for row in values])
+        means = (sums[:, counts > 0] / counts[counts > 0]).T
         return len(means), *page_trend(means)
 
-    values = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
-    tests = [test(rows) for rows in values]
+    values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
+    tests = [test_trend(values) for values in values_by_metric]
     is_late = np.arange(len(results))[:, None] >= len(results) / 2
-    worst = [
-        test(np.where(np.isnan(rows), is_late == (tested[1] < 0), rows)) if np.isnan(rows).any() else tested
-        for rows, tested in zip(values, tests, strict=True)
+    worst_tests = [
+        test_trend(np.where(np.isnan(values), is_late == (tested[1] < 0), values)) if np.isnan(values).any() else tested
+        for values, tested in zip(values_by_metric, tests, strict=True)
     ]
-    adjusted, at_worst = (holm_adjust([p for *_, p in of]) for of in (tests, worst))
-    for k, (metric, (count, correlation, _)) in enumerate(zip(GAINS, tests, strict=True)):
-        unknown, turned = int(np.isnan(values[k]).sum()), worst[k][1] * correlation <= 0
+    adjusted, at_worst = (holm_adjust([p for *_, p in outcomes]) for outcomes in (tests, worst_tests))
+    for k, (metric, (state_count, correlation, _)) in enumerate(zip(GAINS, tests, strict=True)):
+        unknown, is_reversed = int(np.isnan(values_by_metric[k]).sum()), worst_tests[k][1] * correlation <= 0
         yield Trend(
             metric=metric.key,
-            states=count,
+            states=state_count,
             correlation=correlation,
             p_adjusted=adjusted[k],
             unknown=unknown,
-            p_at_worst=None if not unknown else 1.0 if turned else at_worst[k],
+            p_at_worst=None if not unknown else 1.0 if is_reversed else at_worst[k],
         )
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:
-    stopped = int(result.stopped_on_violation.sum())
-    unknown = f"{stopped} stopped" if stopped else ""
+    stopped_count = int(result.stopped_on_violation.sum())
+    reason = f"{stopped_count} stopped" if stopped_count else ""
     rates = {
-        metric: Rate.without_value(unknown)
-        if stopped and metric is not SAFETY
+        metric: Rate.without_value(reason)
+        if stopped_count and metric is not SAFETY
         else Rate.of_values(values, result.starts)
         for metric in NUMBERS
         if metric.unit
         for values in [metric.values(result)]
     }
-    return {**rates, VSI: bounded_means(VSI.values(result)[None], result.starts, intervals, unknown)[0]}
+    return {**rates, VSI: bounded_means(VSI.values(result)[None], result.starts, intervals, reason)[0]}
 
 
-def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
+def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     results = [result for _, result in members]
-    starts = [
+    start_counts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
         for result in results
     ]
     warnings = list(comparison_warnings(results, 0, paired=True))
-    if any(counted != starts[0] for counted in starts[1:]):
+    if any(run_starts != start_counts[0] for run_starts in start_counts[1:]):
         warnings.insert(0, "The runs have different episodes, which may explain part of the changes.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
         warnings.insert(0, "Gains compare independent episodes, because the runs' episodes cannot be paired.")

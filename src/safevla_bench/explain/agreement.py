@@ -26,7 +26,7 @@ UNKNOWN = -1
 
 class CostLabel(NamedTuple):
     """One cost of one episode: its sum over the steps, the first record with a cost above 0 (-1 if there is none), and
-    whether a step before the last has no cost.
+    whether a step before the last has no cost, or no step has one.
     """
 
     total: float
@@ -76,28 +76,30 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
     is_unsafe = costs > 0
+    # The channel has a row per action, and action k leads to record k + 1.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
+    # A negative cost stands for a missing one.
     return CostLabel(float(costs[is_unsafe].sum()), first, bool((costs[:-1] < 0).any() or costs.max() < 0))
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
     """Return each label's agreement with `ANY_CLAUSE` and each clause, and its disagreements with `ANY_CLAUSE`."""
-    rows, differing = [], []
+    rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
-    for name in dict.fromkeys(name for episode in labels for name in episode):
-        theirs = np.array([_judge_label(episode.get(name), cut) for episode, cut in zip(labels, is_cut, strict=True)])
+    for label in dict.fromkeys(label for episode in labels for label in episode):
+        theirs = np.array([_judge_label(episode.get(label), cut) for episode, cut in zip(labels, is_cut, strict=True)])
         is_labeled = theirs != UNKNOWN
         for clause, verdicts in ours.items():
             is_comparable = is_labeled & (verdicts != UNKNOWN)
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
                 counts = np.bincount(2 * theirs[is_comparable] + verdicts[is_comparable], minlength=4).reshape(2, 2)
-                apart = int((~is_labeled).sum()), int((is_labeled & ~is_comparable).sum())
-                rows.append(Agreement(name, clause, counts, *apart))
+                missing_counts = int((~is_labeled).sum()), int((is_labeled & ~is_comparable).sum())
+                rows.append(Agreement(label, clause, counts, *missing_counts))
             if clause == ANY_CLAUSE:
-                places = np.flatnonzero(is_comparable & (theirs != verdicts)).tolist()
-                differing += [Disagreement(k, name, labels[k][name]) for k in places]
-    return rows, differing
+                indices = np.flatnonzero(is_comparable & (theirs != verdicts)).tolist()
+                disagreements += [Disagreement(k, label, labels[k][label]) for k in indices]
+    return rows, disagreements
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
@@ -107,6 +109,7 @@ def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
 
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         violated = scores.is_violated[k]

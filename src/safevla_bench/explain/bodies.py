@@ -64,9 +64,9 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
     if role == TARGET:
         return "target"
     goal = registry.find_goal_bodies(header.benchmark, header.task_id)
-    if role == FURNITURE and goal is not None and _names_body(goal.fixtures, name):
+    if role == FURNITURE and goal is not None and _matches_any(goal.fixtures, name):
         return "goal fixture"
-    if goal is not None and _names_body(goal.receptacles, name):
+    if goal is not None and _matches_any(goal.receptacles, name):
         return "goal receptacle"
     if role == BYSTANDER:
         return "bystander of unknown kind" if goal is None else "distractor"
@@ -74,7 +74,8 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
     return "fixture link" if body in posed else "furniture"
 
 
-def _names_body(names: Sequence[str], body: str) -> bool:
+def _matches_any(names: Sequence[str], body: str) -> bool:
+    # A name also denotes the parts of a fixture, such as `NAME_top`.
     return any(body == name or body.startswith(f"{name}_") for name in names)
 
 
@@ -89,7 +90,7 @@ class Contributors:
     names: tuple[str, ...]
     amount: str = ""  # the value as text with its unit; "" if it is not known
     kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` holds a joint
-    arms: tuple[str, ...] = ()  # arm that each body belongs to, "" = none; empty for a robot with one arm
+    arms: tuple[str, ...] = ()  # arm that each body belongs to, or that holds it; "" = none; empty for one arm
     joint: int | None = None  # index of the joint in `names` among the joints of all arms; None for bodies
 
     @property
@@ -110,54 +111,54 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named. For a
     signal of torque, the only name is that of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
-    batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
-    if behind is None:
+    batch, selector, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
+    if selector is None:
         return None
     bodies: tuple[int, ...] = ()
-    match behind.kind:
+    match selector.kind:
         case "joint":
-            return _most_loaded_joint(batch, behind, record)
+            return _find_most_loaded_joint(batch, selector, record)
         case "contact":
-            values = pair_reader(reading, SIGNALS[signal])(record)
-            if values:
-                bodies = pair = max(values, key=lambda pair: values[pair])
-                amount = format_amount(values[pair], "N s" if behind.channel == NET_IMPULSE else "N")
+            value_of_pair = pair_reader(reading, SIGNALS[signal])(record)
+            if value_of_pair:
+                bodies = pair = max(value_of_pair, key=lambda pair: value_of_pair[pair])
+                amount = format_amount(value_of_pair[pair], "N s" if selector.channel == NET_IMPULSE else "N")
         case "displacement":
-            watched, distance = displacements(reading)
-            if not np.isnan(distance[record]).all():
-                top = int(np.nanargmax(distance[record]))
-                bodies, amount = (int(watched[top]),), format_amount(float(distance[record, top]), "m")
+            watched_bodies, distance_m = displacements(reading)
+            if not np.isnan(distance_m[record]).all():
+                column = int(np.nanargmax(distance_m[record]))
+                bodies, amount = (int(watched_bodies[column]),), format_amount(float(distance_m[record, column]), "m")
         case "place":
-            bodies = measure_places(reading, behind.call, record)
+            bodies = measure_places(reading, selector.call, record)
         case _ if reading.held_body[record] >= 0:
             bodies = (int(reading.held_body[record]),)
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
-    owner = batch.headers[0].arm_bodies or {}
-    holder = reading.name_arm() if behind.kind == "held" else ""
-    arms = tuple(owner.get(name, holder) for name in names) if batch.headers[0].arms else ()
-    return Contributors(behind.relation, names, amount, kinds, arms)
+    arm_of_body = batch.headers[0].arm_bodies or {}
+    holder = reading.name_arm() if selector.kind == "held" else ""
+    arms = tuple(arm_of_body.get(name, holder) for name in names) if batch.headers[0].arms else ()
+    return Contributors(selector.relation, names, amount, kinds, arms)
 
 
 def pair_reader(reading: RecordFields, signal: Signal) -> Callable[[int], dict[tuple[int, int], float]]:
     """Return a function from a record to a map of two bodies, the lower index first -> their largest known value."""
-    behind, contacts = signal.bodies or touching(), reading.batch.contacts
-    chosen = contacts_between(reading, *behind.roles)
-    if behind.channel == NET_IMPULSE:
-        strikes = strikes_by_pair(reading, chosen)
+    selector, contacts = signal.bodies or touching(), reading.batch.contacts
+    is_chosen = contacts_between(reading, *selector.roles)
+    if selector.channel == NET_IMPULSE:
+        strikes = strikes_by_pair(reading, is_chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
-    measured = getattr(contacts, behind.channel)  # a touch counts even if its force is unknown
-    values = np.where(chosen, np.nan_to_num(measured) if signal.cause == "touch" else measured, np.nan)
+    measured = getattr(contacts, selector.channel)  # a touch counts even if its force is unknown
+    values = np.where(is_chosen, np.nan_to_num(measured) if signal.cause == "touch" else measured, np.nan)
 
     def read_pairs(record: int) -> dict[tuple[int, int], float]:
-        found: dict[tuple[int, int], float] = {}
-        for c in range(contacts.starts[record], contacts.starts[record + 1]):
-            if not np.isnan(values[c]):
-                first, second = sorted((int(contacts.a[c]), int(contacts.b[c])))
-                found[first, second] = max(found.get((first, second), 0.0), float(values[c]))
-        return found
+        value_of_pair: dict[tuple[int, int], float] = {}
+        for contact in range(contacts.starts[record], contacts.starts[record + 1]):
+            if not np.isnan(values[contact]):
+                first, second = sorted((int(contacts.a[contact]), int(contacts.b[contact])))
+                value_of_pair[first, second] = max(value_of_pair.get((first, second), 0.0), float(values[contact]))
+        return value_of_pair
 
     return read_pairs
 
@@ -167,26 +168,26 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
     record 0, or in the first record of the judged interval. NaN if either pose is unknown.
     """
     batch, origin = fields.batch, fields.origin
-    body, xyz = batch.body_pos_m.episode_poses(0)
-    role = batch.body_role[body]
-    watched = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
-    moved = xyz[:, watched] - xyz[np.ix_(origin, watched)]
-    distance = np.sqrt(np.square(moved).sum(axis=2))
-    record = np.arange(len(distance))
-    for k, tracked in enumerate(body[watched] if fields.has_lost_poses else ()):
-        lost = fields.is_lost(np.full(len(record), tracked), record)
-        distance[lost | lost[origin], k] = np.nan
-    return body[watched], distance
+    bodies, xyz = batch.body_pos_m.episode_poses(0)
+    role = batch.body_role[bodies]
+    watched_columns = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
+    moved_m = xyz[:, watched_columns] - xyz[np.ix_(origin, watched_columns)]
+    distance_m = np.sqrt(np.square(moved_m).sum(axis=2))
+    records = np.arange(len(distance_m))
+    for column, body in enumerate(bodies[watched_columns] if fields.has_lost_poses else ()):
+        is_lost = fields.is_lost(np.full(len(records), body), records)
+        distance_m[is_lost | is_lost[origin], column] = np.nan
+    return bodies[watched_columns], distance_m
 
 
-def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributors | None:
-    torque = np.abs(batch.channel(behind.channel).episode_rows(0)[record])
-    limit = np.array(batch.headers[0].torque_limit_nm)
-    if not len(torque):
+def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
+    torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
+    limit_nm = np.array(batch.headers[0].torque_limit_nm)
+    if not len(torque_nm):
         return None
-    top = int((torque / limit).argmax())
-    amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
-    return Contributors(behind.relation, (batch.headers[0].name_joint(top),), amount, joint=top)
+    joint = int((torque_nm / limit_nm).argmax())
+    amount = f"{format_significant(float(torque_nm[joint]))} of {format_amount(float(limit_nm[joint]), 'N·m')}"
+    return Contributors(selector.relation, (batch.headers[0].name_joint(joint),), amount, joint=joint)
 
 
 # The bodies of every violation
@@ -211,64 +212,69 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     `chunks` hold the episodes of the scores, in the same order. The ruleset's registry knows the bodies of each task's
     goal. Specifications that the ruleset's library lacks are skipped.
     """
-    columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
-    first = 0
+    columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
+    first_episode = 0
     for chunk in chunks:
         reading = chunk if isinstance(chunk, RecordFields) else ruleset.read_fields(chunk)
         for index in range(len(reading.batch)):
-            if broken := [k for k in columns if scores.is_violated[k, first + index]]:
-                yield from _find_in_episode(reading.select_episode(index), first + index, broken, scores, ruleset)
-        first += len(reading.batch)
+            if violated_columns := [column for column in columns if scores.is_violated[column, first_episode + index]]:
+                yield from _find_bodies_in_episode(
+                    reading.select_episode(index), first_episode + index, violated_columns, scores, ruleset
+                )
+        first_episode += len(reading.batch)
 
 
-def _find_in_episode(
+def _find_bodies_in_episode(
     reading: RecordFields, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
-    record = reading.batch
-    for k in columns:
-        spec = scores.specs[k]
+    batch = reading.batch
+    for column in columns:
+        spec = scores.specs[column]
         view = view_clause(reading, ruleset.library[spec.spec_id], ruleset)
-        line = trace_formula(ruleset.library[spec.spec_id].formula, view)
-        if not line.upper:
+        signal_trace = trace_formula(ruleset.library[spec.spec_id].formula, view)
+        if not signal_trace.upper:
             continue
-        worst_and_first, signal = {}, SIGNALS.get(line.signal)
+        worst_by_bodies, signal = {}, SIGNALS.get(signal_trace.signal)
         if signal and signal.bodies and signal.bodies.kind == "displacement":
-            worst_and_first = _find_displaced(view, line)
+            worst_by_bodies = _find_displaced_bodies(view, signal_trace)
         elif signal and signal.bodies and signal.bodies.kind == "contact":
-            worst_and_first = _find_touching(view, line, signal)
-        for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
-            kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
-            ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
+            worst_by_bodies = _find_touching_bodies(view, signal_trace, signal)
+        for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda item: -item[1][0]):
+            kinds = {body: name_body_kind(batch, 0, body, ruleset.registry) for body in bodies}
+            ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
             yield BodyViolation(
                 number=episode + 1,
                 spec_id=spec.spec_id,
-                bodies=tuple(record.body_label(body) for body in ordered),
+                bodies=tuple(batch.body_label(body) for body in ordered),
                 kinds=tuple(kinds[body] for body in ordered),
                 worst=worst,
-                unit=line.unit,
-                first_violation_step=first,
+                unit=signal_trace.unit,
+                first_violation_step=first_step,
             )
 
 
 # Indices of one or two bodies in the body table -> their worst value, and the first record beyond the limit.
-_Broken = dict[tuple[int, ...], tuple[float, int]]
+_WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
-def _find_displaced(reading: RecordFields, line: SignalTrace) -> _Broken:
-    bodies, distance = displacements(reading)
-    beyond = line.failing[:, None] & (subtract(distance, line.limit, ROUNDING) > 0)
+def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
+    bodies, distance_m = displacements(reading)
+    is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
     return {
-        (int(bodies[k]),): (float(distance[beyond[:, k], k].max()), int(beyond[:, k].argmax()))
-        for k in np.flatnonzero(beyond.any(axis=0)).tolist()
+        (int(bodies[column]),): (
+            float(distance_m[is_beyond[:, column], column].max()),
+            int(is_beyond[:, column].argmax()),
+        )
+        for column in np.flatnonzero(is_beyond.any(axis=0)).tolist()
     }
 
 
-def _find_touching(reading: RecordFields, line: SignalTrace, signal: Signal) -> _Broken:
-    broken, read_pairs = _Broken(), pair_reader(reading, signal)
-    for t in np.flatnonzero(line.failing).tolist():
-        for pair, strength in read_pairs(t).items():
-            value = 1.0 if line.unit == "1" else strength
-            if subtract(value, line.limit, ROUNDING) > 0:
-                worst, first = broken.get(pair, (value, t))
-                broken[pair] = max(worst, value), first
-    return broken
+def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, signal: Signal) -> _WorstByBodies:
+    worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, signal)
+    for record in np.flatnonzero(signal_trace.failing).tolist():
+        for pair, strength in read_pairs(record).items():
+            value = 1.0 if signal_trace.unit == "1" else strength
+            if subtract(value, signal_trace.limit, ROUNDING) > 0:
+                worst, first_record = worst_by_bodies.get(pair, (value, record))
+                worst_by_bodies[pair] = max(worst, value), first_record
+    return worst_by_bodies

@@ -29,7 +29,7 @@ _LONGEST_CHAIN = 4
 class CauseChain:
     """The cause of a violation. `bodies` are in the order of the chain; `steps` are the records in which each body
     touches the next. `others` touched the last body too, so they are also possible causes. `step` is the record in
-    which the violation began.
+    which the violation began; for a displacement, the record in which the body left its place.
     """
 
     bodies: tuple[str, ...]
@@ -51,13 +51,13 @@ class _Contact:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _ContactChain:
     bodies: tuple[int, ...]
-    contacts: tuple[_Contact, ...] = ()
-    others: tuple[int, ...] = ()
+    contacts: tuple[_Contact, ...] = ()  # of each body with the next
+    others: tuple[int, ...] = ()  # other bodies that touched the last one
 
-    def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _Chain:
-        return _Chain((*self.bodies, body), (*self.contacts, contact), others)
+    def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
+        return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
@@ -70,167 +70,212 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
         return None
-    return _TELLERS[kind](reading, SIGNALS[signal], first, registry)
+    return _EXPLAINERS[kind](reading, SIGNALS[signal], first, registry)
 
 
-def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
+def _explain_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch = reading.batch
-    bodies, distance = displacements(reading)
-    if np.isnan(distance[first]).all():
+    bodies, distances_m = displacements(reading)
+    if np.isnan(distances_m[first]).all():
         return None
-    away_m = np.nan_to_num(distance[first], nan=-1.0)
-    moved = max(range(len(bodies)), key=lambda k: (away_m[k], batch.body_label(int(bodies[k]))))
-    body, path = int(bodies[moved]), distance[: first + 1, moved]
-    path[: reading.origin[first]] = 0.0
-    still, away = np.flatnonzero(path <= MOVED_M), np.flatnonzero(path > MOVED_M)
-    begun = int(away[away > (still[-1] if len(still) else -1)][0]) if path[first] > MOVED_M else first
-    chain = _chain_to(reading, body, begun)
-    name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
-    left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
+    distance_m = np.nan_to_num(distances_m[first], nan=-1.0)
+    column = max(range(len(bodies)), key=lambda k: (distance_m[k], batch.body_label(int(bodies[k]))))
+    body, path_m = int(bodies[column]), distances_m[: first + 1, column]
+    path_m[: reading.origin[first]] = 0.0
+    still_records, away_records = np.flatnonzero(path_m <= MOVED_M), np.flatnonzero(path_m > MOVED_M)
+    # The body left its place after the last record in which it was still there.
+    begin = (
+        int(away_records[away_records > (still_records[-1] if len(still_records) else -1)][0])
+        if path_m[first] > MOVED_M
+        else first
+    )
+    chain = _find_chain_to_moved(reading, body, begin)
+    name, distance_text = batch.body_label(body), format_amount(float(distances_m[first, column]), "m")
+    departure = (
+        f"left its place at {_format_time(reading, begin)} "
+        f"and was {distance_text} away at {_format_time(reading, first)}"
+    )
     if len(chain.bodies) == 1:
-        sentence = f"{name} {left}. No recorded contact explains this; the body may have slid, rolled or been released."
+        sentence = (
+            f"{name} {departure}. No recorded contact explains this; the body may have slid, rolled or been released."
+        )
     else:
-        last = f"touched it from {_time(reading, _since(reading, chain.contacts[-1]))} on"
-        sentence = f"{_arrows(batch, chain)}: {name} {left}; {batch.body_label(chain.bodies[-2])} {last}."
-    return _make_cause(reading, chain, begun, registry, sentence)
+        last_contact = (
+            f"touched it from {_format_time(reading, _first_record_of_contact(reading, chain.contacts[-1]))} on"
+        )
+        sentence = (
+            f"{_format_chain(batch, chain)}: {name} {departure}; {batch.body_label(chain.bodies[-2])} {last_contact}."
+        )
+    return _make_cause(reading, chain, begin, registry, sentence)
 
 
-def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    batch, strengths = reading.batch, pair_reader(reading, signal)(first)
-    hardest = _hardest(batch, [_Contact(first, a, b, strength) for (a, b), strength in strengths.items()])
+def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
+    batch, strength_of_pair = reading.batch, pair_reader(reading, signal)(first)
+    hardest = _find_hardest(
+        batch,
+        [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()],
+    )
     if hardest is None:
         return None
-    a, b = _robot_first(batch, hardest)
-    upstream, other = (_lead_to(reading, body, first, {a, b}) for body in (a, b))
-    if batch.body_role[a] != ROBOT and len(other.bodies) > len(upstream.bodies):
-        upstream, b = other, a
-    chain = upstream.extend(hardest, b)
-    touch = f"in contact since {_time(reading, _since(reading, hardest))}"
+    near_body, far_body = _order_robot_first(batch, hardest)
+    chain_to_near, chain_to_far = (
+        _find_chain_from_robot(reading, body, first, {near_body, far_body}) for body in (near_body, far_body)
+    )
+    if batch.body_role[near_body] != ROBOT and len(chain_to_far.bodies) > len(chain_to_near.bodies):
+        chain_to_near, far_body = chain_to_far, near_body
+    chain = chain_to_near.extend(hardest, far_body)
+    touch_text = f"in contact since {_format_time(reading, _first_record_of_contact(reading, hardest))}"
     is_force = signal.cause == "contact" and signal.unit == "N"
-    strength = f", {format_amount(hardest.strength, 'N')} at {_time(reading, first)}" if is_force else ""
-    adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
-    alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
-    sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
+    strength_text = f", {format_amount(hardest.strength, 'N')} at {_format_time(reading, first)}" if is_force else ""
+    is_without_robot = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[far_body] != ROBOT
+    no_robot_text = (
+        f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before this."
+    )
+    sentence = f"{_format_chain(batch, chain)}: {touch_text}{strength_text}.{no_robot_text if is_without_robot else ''}"
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
+def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:
         return None
-    recent = _contacts_of(reading, held, _recent_step(reading, first), first)
-    foreign = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
-    name, began = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
-    if not foreign:
-        sentence = f"Only the robot touched {name} in the {began}: the grip or the motion of the arm may be the cause."
-        return _make_cause(reading, _Chain((held,)), first, registry, sentence)
-    last = max(foreign, key=lambda c: (c.step, c.strength, batch.body_label(c.other(held))))
-    chain = _Chain((last.other(held),)).extend(last, held, _others(batch, foreign, held, last))
-    touch = f"in contact with {name}, last at {_time(reading, last.step)}"
-    sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: this contact or the grip may have moved the object."
+    recent = _read_contacts_of(reading, held, _first_recent_record(reading, first), first)
+    not_by_robot = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
+    name, recent_time = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_format_time(reading, first)}"
+    if not not_by_robot:
+        sentence = (
+            f"Only the robot touched {name} in the {recent_time}: the grip or the motion of the arm may be the cause."
+        )
+        return _make_cause(reading, _ContactChain((held,)), first, registry, sentence)
+    latest = max(
+        not_by_robot, key=lambda contact: (contact.step, contact.strength, batch.body_label(contact.other(held)))
+    )
+    chain = _ContactChain((latest.other(held),)).extend(
+        latest, held, _find_other_touching(batch, not_by_robot, held, latest)
+    )
+    touch_text = f"in contact with {name}, last at {_format_time(reading, latest.step)}"
+    sentence = (
+        f"{batch.body_label(chain.bodies[0])} was {touch_text}: this contact or the grip may have moved the object."
+    )
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    batch, start = reading.batch, reading.batch.contacts.starts
-    in_record = _contacts(reading, range(start[first], start[first + 1]))
-    hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
+def _explain_joint_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
+    batch, contact_starts = reading.batch, reading.batch.contacts.starts
+    contacts = _read_contacts(reading, range(contact_starts[first], contact_starts[first + 1]))
+    hardest = _find_hardest(
+        batch, [contact for contact in contacts if ROBOT in (batch.body_role[contact.a], batch.body_role[contact.b])]
+    )
     if hardest is None:
-        moment = _time(reading, first)
+        moment = _format_time(reading, first)
         sentence = f"No contact of the robot is recorded at {moment}: its own motion or its load may be the cause."
-        return _make_cause(reading, _Chain(()), first, registry, sentence)
-    a, b = _robot_first(batch, hardest)
-    touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.strength, 'N')}"
-    chain = _Chain((a,)).extend(hardest, b)
-    sentence = f"{_arrows(batch, chain)}: {touch}; this contact or the motion may have loaded the joint."
+        return _make_cause(reading, _ContactChain(()), first, registry, sentence)
+    robot_body, other_body = _order_robot_first(batch, hardest)
+    touch_text = (
+        f"in contact since {_format_time(reading, _first_record_of_contact(reading, hardest))}, "
+        f"{format_amount(hardest.strength, 'N')}"
+    )
+    chain = _ContactChain((robot_body,)).extend(hardest, other_body)
+    sentence = f"{_format_chain(batch, chain)}: {touch_text}; this contact or the motion may have loaded the joint."
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-_TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], CauseChain | None]] = {
-    "push": _tell_displacement,
-    "contact": _tell_force,
-    "touch": _tell_force,
-    "grip": _tell_held,
-    "load": _tell_load,
+_EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], CauseChain | None]] = {
+    "push": _explain_displacement,
+    "contact": _explain_contact,
+    "touch": _explain_contact,
+    "grip": _explain_held_motion,
+    "load": _explain_joint_load,
 }
 
 
 # Chains of contacts
 
 
-def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
+def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
     batch = reading.batch
-    for step in (begun, begun - 1):
-        touching = [c for c in _contacts_of(reading, body, step, step) if _may_push(batch, c.other(body))]
-        hardest = _hardest(batch, touching)
+    for step in (begin, begin - 1):
+        pushing = [
+            contact for contact in _read_contacts_of(reading, body, step, step) if _may_push(batch, contact.other(body))
+        ]
+        hardest = _find_hardest(batch, pushing)
         if hardest is not None:
-            upstream = _lead_to(reading, hardest.other(body), step, {body})
-            return upstream.extend(hardest, body, _others(batch, touching, body, hardest))
-    return _Chain((body,))
+            upstream = _find_chain_from_robot(reading, hardest.other(body), step, {body})
+            return upstream.extend(hardest, body, _find_other_touching(batch, pushing, body, hardest))
+    return _ContactChain((body,))
 
 
-def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
+def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
     """Return the chain of contacts up to a record from the robot to a body; only the body if there is no chain."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
-        return _Chain((body,))
+        return _ContactChain((body,))
 
-    def order(contact: _Contact) -> tuple[bool, int, float, str]:
+    def rank(contact: _Contact) -> tuple[bool, int, float, str]:
         other = contact.other(body)
         return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
-    recent = _contacts_of(reading, body, _recent_step(reading, step), step)
-    pushing = [c for c in recent if c.other(body) not in visited and _may_push(batch, c.other(body))]
-    for contact in sorted(pushing, key=order):
-        upstream = _lead_to(reading, contact.other(body), contact.step, visited | {body})
+    recent = _read_contacts_of(reading, body, _first_recent_record(reading, step), step)
+    pushing = [
+        contact for contact in recent if contact.other(body) not in visited and _may_push(batch, contact.other(body))
+    ]
+    for contact in sorted(pushing, key=rank):
+        upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
             return upstream.extend(contact, body)
-    return _Chain((body,))
+    return _ContactChain((body,))
 
 
 def _may_push(batch: Batch, body: int) -> bool:
+    # Untracked furniture does not move.
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
-def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
-    contacts, record = reading.batch.contacts, reading.record_of_contact
+def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Contact]:
+    contacts, record_of_contact = reading.batch.contacts, reading.record_of_contact
     forces = np.nan_to_num(contacts.force_n)
-    return [_Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(forces[k])) for k in places]
+    return [
+        _Contact(int(record_of_contact[index]), int(contacts.a[index]), int(contacts.b[index]), float(forces[index]))
+        for index in indices
+    ]
 
 
-def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[_Contact]:
+def _read_contacts_of(reading: RecordFields, body: int, first_record: int, last_record: int) -> list[_Contact]:
     contacts = reading.batch.contacts
-    span = np.arange(contacts.starts[max(low, 0)], contacts.starts[high + 1])
-    return _contacts(reading, span[(contacts.a[span] == body) | (contacts.b[span] == body)])
+    indices = np.arange(contacts.starts[max(first_record, 0)], contacts.starts[last_record + 1])
+    return _read_contacts(reading, indices[(contacts.a[indices] == body) | (contacts.b[indices] == body)])
 
 
-def _robot_first(batch: Batch, contact: _Contact) -> list[int]:
+def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
     return sorted((contact.a, contact.b), key=lambda body: (batch.body_role[body], batch.body_label(body)))
 
 
-def _hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
-    def order(contact: _Contact) -> tuple[float, list[str]]:
+def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
+    def rank(contact: _Contact) -> tuple[float, list[str]]:
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
-    return min(contacts, key=order, default=None)
+    return min(contacts, key=rank, default=None)
 
 
-def _others(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
+def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
+    # Return the other bodies in these contacts of `body`, except the one in the chosen contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
-def _since(reading: RecordFields, contact: _Contact) -> int:
+def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
+    # Return the first record of the unbroken series of records with this contact that ends at `contact.step`.
     contacts, bodies = reading.batch.contacts, (contact.a, contact.b)
-    until = contacts.starts[contact.step + 1]
-    a, b = contacts.a[:until], contacts.b[:until]
-    same = ((a == bodies[0]) & (b == bodies[1])) | ((a == bodies[1]) & (b == bodies[0]))
-    records = np.unique(reading.record_of_contact[:until][same])
+    end = contacts.starts[contact.step + 1]
+    a, b = contacts.a[:end], contacts.b[:end]
+    is_same_pair = ((a == bodies[0]) & (b == bodies[1])) | ((a == bodies[1]) & (b == bodies[0]))
+    records = np.unique(reading.record_of_contact[:end][is_same_pair])
     gaps = np.flatnonzero(np.diff(records) > 1)
     return int(records[gaps[-1] + 1 if len(gaps) else 0])
 
 
-def _recent_step(reading: RecordFields, step: int) -> int:
+def _first_recent_record(reading: RecordFields, step: int) -> int:
+    # Return the first record that is at most `RECENT_S` before a record; it may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))
@@ -240,21 +285,23 @@ def _recent_step(reading: RecordFields, step: int) -> int:
 # In words
 
 
-def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> CauseChain:
+def _make_cause(
+    reading: RecordFields, chain: _ContactChain, step: int, registry: Registry, sentence: str
+) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
-    reading = _of_acting_arm(reading, names)
-    stage, speed = _grasp_stage(reading, step, registry), _speed_at(reading, step)
-    hand = " of ".join(filter(None, ("the end effector", reading.name_arm())))
-    hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have been the cause." if others else ""
+    reading = _choose_acting_arm(reading, names)
+    stage, speed_m_s = _find_grasp_stage(reading, step, registry), _measure_hand_speed(reading, step)
+    hand_text = " of ".join(filter(None, ("the end effector", reading.name_arm())))
+    others_text = f" {' and '.join(others)} touched {names[-1]} too, and may have been the cause." if others else ""
     circumstances = [f"the stage of the grasp was {stage}"] if stage else []
-    circumstances += [f"{hand} moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
-    around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
+    circumstances += [f"{hand_text} moved at {format_amount(speed_m_s, 'm/s')}"] if speed_m_s is not None else []
+    circumstances_text = f" At {_format_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
     steps = tuple(contact.step for contact in chain.contacts)
-    return CauseChain(names, steps, others, step, sentence + hedge + around)
+    return CauseChain(names, steps, others, step, sentence + others_text + circumstances_text)
 
 
-def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
+def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
     """Return the fields of the first arm to which one of these bodies belongs; if there is none, return `reading`."""
     header = reading.batch.headers[0]
     owners = [(header.arm_bodies or {}).get(name) for name in names]
@@ -264,41 +311,41 @@ def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
     return reading.of_arm(np.array([header.arms.index(arm)]))
 
 
-def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the stage of the grasp in a record; "" if the task holds no object, or a needed channel is missing.
-    Before grasp: before the first record with a grip. After release: after the last record with a grip. Transport: in
-    between, while the gripped object is more than 5 cm above its start. Handling: the other records in between.
+def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
+    """Return the stage of the grasp in a record; "" if the task holds no object, a needed channel is missing, or the
+    acting arm is unknown. Before grasp: before the first record with a grip. After release: after the last one.
+    Transport: in between, while the gripped object is more than 5 cm above its start. Handling: else in between.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
     if header.arms and not reading.name_arm():
         return ""
     try:
-        holds = "held_target" in registry.task_tags(header.benchmark, header.task_id)
+        holds_object = "held_target" in registry.task_tags(header.benchmark, header.task_id)
     except UnknownTaskError:
         return ""
-    if not holds or any(lacking.any() for lacking in signals.missing_fields(reading, names).values()):
+    if not holds_object or any(is_lacking.any() for is_lacking in signals.missing_fields(reading, names).values()):
         return ""
-    derived = signals.derive_signals(reading, names)
-    gripped = np.flatnonzero(derived["grip"])
-    if not len(gripped) or step < gripped[0]:
+    values = signals.derive_signals(reading, names)
+    grip_records = np.flatnonzero(values["grip"])
+    if not len(grip_records) or step < grip_records[0]:
         return "before grasp"
-    if step > gripped[-1]:
+    if step > grip_records[-1]:
         return "after release"
-    return "transport" if derived["transport"][step] else "handling"
+    return "transport" if values["transport"][step] else "handling"
 
 
-def _speed_at(reading: RecordFields, step: int) -> float | None:
+def _measure_hand_speed(reading: RecordFields, step: int) -> float | None:
     if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
-    meters = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
-    stamps = reading.time_s[step] - reading.time_s[step - 1]
-    seconds = float(stamps if reading.is_stamped[step] else reading.batch.dt_s[0])
-    return meters / seconds if np.isfinite(meters) else None
+    moved_m = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
+    stamp_difference_s = reading.time_s[step] - reading.time_s[step - 1]
+    duration_s = float(stamp_difference_s if reading.is_stamped[step] else reading.batch.dt_s[0])
+    return moved_m / duration_s if np.isfinite(moved_m) else None
 
 
-def _arrows(batch: Batch, chain: _Chain) -> str:
+def _format_chain(batch: Batch, chain: _ContactChain) -> str:
     return " → ".join(map(batch.body_label, chain.bodies))
 
 
-def _time(reading: RecordFields, step: int) -> str:
+def _format_time(reading: RecordFields, step: int) -> str:
     return f"{format_fixed(reading.batch.elapsed_s(0, step), 2)} s"

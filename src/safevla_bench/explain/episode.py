@@ -96,21 +96,21 @@ def explain_episode(
     """Explain the verdicts on one episode. `index` is its index in the scores, and `place` its index in the batch;
     None = the same as `index`. `ruleset` must be the one that judged the episode.
     """
-    record = select_episodes(batch, [index if place is None else place])
-    reading = ruleset.read_fields(record)
-    row = scores.episode(index)
+    episode_batch = select_episodes(batch, [index if place is None else place])
+    reading = ruleset.read_fields(episode_batch)
+    episode_score = scores.episode(index)
     return Explanation(
         number=index + 1,
-        score=row,
-        instruction=record.headers[0].instruction,
-        records=int(record.starts[-1]),
-        dt_s=float(record.dt_s[0]),
-        times_s=record.stamps_s.get(0),
+        score=episode_score,
+        instruction=episode_batch.headers[0].instruction,
+        records=int(episode_batch.starts[-1]),
+        dt_s=float(episode_batch.dt_s[0]),
+        times_s=episode_batch.stamps_s.get(0),
         clauses=tuple(trace_specs(scores, index, reading, ruleset)),
-        vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
+        vacuous=vacuous_reasons(episode_score.vacuous_specs, ruleset.library, reading),
         inactive={
-            spec_id: describe_reason(why, ruleset.registry, row.benchmark)
-            for spec_id, why in row.inactive_specs.items()
+            spec_id: describe_reason(why, ruleset.registry, episode_score.benchmark)
+            for spec_id, why in episode_score.inactive_specs.items()
         },
     )
 
@@ -124,18 +124,18 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
-    start = 0
+    first_episode = 0
     for batch in chunks:
-        for place in np.flatnonzero(columns[start : start + len(batch)] >= 0).tolist():
-            step, column = int(steps[start + place]), int(columns[start + place])
+        for index in np.flatnonzero(columns[first_episode : first_episode + len(batch)] >= 0).tolist():
+            step, column = int(steps[first_episode + index]), int(columns[first_episode + index])
             if scores.specs[column].spec_id in ruleset.library:
-                reading = ruleset.read_fields(select_episodes(batch, [place]))
+                reading = ruleset.read_fields(select_episodes(batch, [index]))
                 reading = view_clause(reading, ruleset.library[scores.specs[column].spec_id], ruleset)
                 signal = trace_formula(ruleset.library[scores.specs[column].spec_id].formula, reading).signal
                 cause = find_cause(reading, signal, step, ruleset.registry)
-                cause = _name_phase(cause, scores, start + place, step)
-                sentences |= {start + place + 1: cause.sentence} if cause else {}
-        start += len(batch)
+                cause = _add_phase(cause, scores, first_episode + index, step)
+                sentences |= {first_episode + index + 1: cause.sentence} if cause else {}
+        first_episode += len(batch)
     return sentences
 
 
@@ -144,8 +144,10 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     reasons = {}
     for spec_id in spec_ids:
         view = reading.views(library[spec_id].signals)[0]  # one arm suffices: vacuity is the same for all
-        values = signals.derive_signals(view, library[spec_id].signals)
-        undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
+        values_by_signal = signals.derive_signals(view, library[spec_id].signals)
+        undefined = [
+            name for name, series in values_by_signal.items() if series.dtype != np.bool_ and np.isnan(series[0])
+        ]
         match library[spec_id].formula:
             case _ if undefined:
                 reason = f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
@@ -167,32 +169,32 @@ def to_document(explanation: Explanation) -> dict[str, object]:
         "instruction": explanation.instruction,
         "records": explanation.records,
         "dt_s": explanation.dt_s,
-        "clauses": [_clause_document(clause) for clause in explanation.clauses],
+        "clauses": [_make_clause_document(clause) for clause in explanation.clauses],
         "vacuous_because": dict(explanation.vacuous),
     }
 
 
-def _clause_document(clause: SpecTrace) -> dict[str, object]:
-    line = clause.signal_trace
+def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
+    signal_trace = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
         "formula": clause.formula,
-        "signal": line.signal,
+        "signal": signal_trace.signal,
         **({"arm": clause.arm} if clause.arm else {}),
         "meaning": clause.meaning,
-        "unit": line.unit,
-        "limit": line.limit,
-        "bound": "upper" if line.upper else "lower",
+        "unit": signal_trace.unit,
+        "limit": signal_trace.limit,
+        "bound": "upper" if signal_trace.upper else "lower",
         "violated": clause.violated,
         "rho": finite_or_none(clause.rho),
         "why": clause.why and asdict(clause.why),
         "depth": nan_to_none(clause.depth),
-        "first_violation": clause.first and _moment_document(clause.first),
-        "worst": _moment_document(clause.worst),
+        "first_violation": clause.first and _make_moment_document(clause.first),
+        "worst": _make_moment_document(clause.worst),
     }
 
 
-def _moment_document(moment: Moment) -> dict[str, Any]:
+def _make_moment_document(moment: Moment) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(moment)
     if moment.involved:
         for name in ("joint",) if moment.involved.arms else ("joint", "arms"):
@@ -219,9 +221,13 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 def judged_columns(scores: Scores, episode: int) -> list[int]:
     """Return the columns of the scored specifications with a verdict in an episode, in the order of `trace_specs`."""
 
-    def severity(k: int) -> tuple[bool, float, float]:
-        depth = nan_to_none(scores.depth[k, episode]) or 0.0
-        return not scores.is_violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
+    def severity(column: int) -> tuple[bool, float, float]:
+        depth = nan_to_none(scores.depth[column, episode]) or 0.0
+        return (
+            not scores.is_violated[column, episode],
+            -depth,
+            float(scores.rho[column, episode]) / scores.specs[column].threshold,
+        )
 
     return sorted((int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE), key=severity)
 
@@ -252,7 +258,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         violated=bool(scores.is_violated[column, episode]),
         first=None if first < 0 else moment_at(first),
         worst=moment_at(signal_trace.worst),
-        why=_name_phase(find_cause(reading, signal_trace.signal, first, ruleset.registry), scores, episode, first),
+        why=_add_phase(find_cause(reading, signal_trace.signal, first, ruleset.registry), scores, episode, first),
         arm=reading.name_arm(),
     )
 
@@ -263,11 +269,11 @@ def _describe_signal(signal: Signal, reading: RecordFields) -> str:
         return f"{signal.meaning} These are the values of the arm {arm}, which decides the verdict."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
-    firsts = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
-    return signal.meaning.replace("record 0", f"record {firsts}, where judged phases begin")
+    first_records = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
+    return signal.meaning.replace("record 0", f"record {first_records}, where judged phases begin")
 
 
-def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
+def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
     return replace(cause, sentence=f"{cause.sentence} This is the phase of {name}.") if cause and name else cause
@@ -281,15 +287,15 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     (policy × benchmark) contributes its worst episode, then its second worst, and so on. If no episode is unsafe, the
     judged episodes are used.
     """
-    pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
-    deepest = [k for k in rank_by_severity(scores) if pool[k]]
-    turns = Counter[tuple[str | None, str]]()
-    turn: dict[int, int] = {}
-    for k in deepest:
-        cell = scores.policy[k], scores.benchmark[k]
-        turn[k] = turns[cell]
-        turns[cell] += 1
-    chosen = sorted(deepest, key=turn.__getitem__)[:max_count]
+    is_candidate = scores.unsafe if scores.unsafe.any() else scores.is_judged
+    deepest = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
+    count_by_cell = Counter[tuple[str | None, str]]()
+    rank_in_cell: dict[int, int] = {}
+    for episode in deepest:
+        cell = scores.policy[episode], scores.benchmark[episode]
+        rank_in_cell[episode] = count_by_cell[cell]
+        count_by_cell[cell] += 1
+    chosen = sorted(deepest, key=rank_in_cell.__getitem__)[:max_count]
     return sorted(chosen, key=deepest.index)
 
 

@@ -39,8 +39,8 @@ class Exposure:
     """Times in seconds for E episodes and the K specifications of the safe tier; NaN = undefined.
 
     Time in violation is undefined for a specification that is inactive or vacuous in an episode, or whose formula is
-    neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if no
-    specification reached a verdict, or if a specification with such a formula was violated.
+    neither a G nor a conjunction of Gs, since no single record violates such a formula. `any_s` is NaN if the
+    episode has no verdict, or if a specification with such a formula was violated.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -63,27 +63,27 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     [0.0]
     """
     columns = scores.scored_columns
-    violating, is_timed = _violating_records(ruleset.read_fields(batch), scores, ruleset)
-    untimed = (scores.is_violated[columns] & ~is_timed).any(axis=0)
-    elapsed = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)
+    is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
+    has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
+    to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)
     planned_s = np.array([1 + (header.horizon or 0) for header in batch.headers]) * batch.dt_s
-    any_s = _seconds(np.logical_or.reduce(violating, axis=0), batch)
+    any_s = _sum_durations_s(np.logical_or.reduce(is_violating, axis=0), batch)
     return Exposure(
         specs=tuple(scores.specs[k] for k in columns),
-        violation_s=np.where(is_timed, _seconds(violating, batch), np.nan),
-        any_s=np.where(scores.is_judged & ~untimed, any_s, np.nan),
-        first_s=np.where(scores.is_violated[columns], elapsed(scores.first[columns]), np.nan),
-        longest_s=np.maximum(planned_s, elapsed(batch.lengths - 1) + batch.dt_s),
+        violation_s=np.where(is_timed, _sum_durations_s(is_violating, batch), np.nan),
+        any_s=np.where(scores.is_judged & ~has_untimed_violation, any_s, np.nan),
+        first_s=np.where(scores.is_violated[columns], to_seconds(scores.first[columns]), np.nan),
+        longest_s=np.maximum(planned_s, to_seconds(batch.lengths - 1) + batch.dt_s),
     )
 
 
 def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
     """Measure the exposure of the episodes of `scores`; `chunks` hold the same episodes in the same order."""
-    parts, first = [], 0
+    parts, first_episode = [], 0
     for batch in chunks:
-        chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
+        chunk_scores = scores.select_episodes(np.arange(first_episode, first_episode + len(batch)))
         parts.append(measure_exposure(batch, chunk_scores, ruleset))
-        first += len(batch)
+        first_episode += len(batch)
     if not parts:
         return measure_exposure(empty_batch(), scores, ruleset)
     joined: dict[str, Any] = {
@@ -93,34 +93,39 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
     return replace(parts[0], **joined)
 
 
-def _seconds(records: Bools, batch: Batch) -> Floats:
-    total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
-    spent_s = np.asarray(np.diff(total[..., batch.starts], axis=-1) * batch.dt_s)
-    for k, times in batch.stamps_s.items():  # a record lasts until the next
-        lasting = np.diff(times, append=times[-1] + batch.dt_s[k])
-        spent_s[..., k] = records[..., batch.starts[k] : batch.starts[k + 1]] @ lasting
+def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
+    # Return how long the chosen records [..., N] of each episode last, [..., E].
+    count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
+    spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
+    for episode, times_s in batch.stamps_s.items():  # a record lasts until the next
+        durations_s = np.diff(times_s, append=times_s[-1] + batch.dt_s[episode])
+        spent_s[..., episode] = is_chosen[..., batch.starts[episode] : batch.starts[episode + 1]] @ durations_s
     return spent_s
 
 
-def _violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
+def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
+    # Return which records violate each scored specification, [K, N], and in which episodes this is defined, [K, E].
+    is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
-    for row, k in enumerate(scores.scored_columns):
+    for row, column in enumerate(scores.scored_columns):
         if not is_timed[row].any():
             continue
-        spec = ruleset.library[scores.specs[k].spec_id]
+        spec = ruleset.library[scores.specs[column].spec_id]
         intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
-        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # only these episodes have violating records
+        # Only these episodes have violating records.
+        violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):
             trace = signals.build_trace(limit_records(view, intervals), names)
-            cut, _, first = cut_intervals(trace, broken, intervals)
-            records = violating_records(spec.formula, cut)
-            if records is None:
+            interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
+            violates = violating_records(spec.formula, interval_trace)
+            if violates is None:
                 is_timed[row] = False
             else:
-                rows = np.arange(cut.starts[-1]) + np.repeat(first - cut.starts[:-1], cut.lengths)
-                violating[row, rows] |= records
-    return violating, is_timed
+                rows = np.arange(interval_trace.starts[-1]) + np.repeat(
+                    first_rows - interval_trace.starts[:-1], interval_trace.lengths
+                )
+                is_violating[row, rows] |= violates
+    return is_violating, is_timed
 
 
 # Summaries of cells
@@ -171,12 +176,15 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
-    rows, most = np.vstack([exposure.any_s, exposure.violation_s]), exposure.longest_s[members].max(initial=0.0)
-    means = bounded_means(rows[:, members], scores.start[members], scores.intervals, most=float(most))
-    limits, firsts = [], [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
-    for name, mean, times in zip(names, means, firsts, strict=True):
-        known = times[members][~np.isnan(times[members])]
-        first_s = float(np.median(known)) if len(known) else None
+    rows_s, longest_s = (
+        np.vstack([exposure.any_s, exposure.violation_s]),
+        exposure.longest_s[members].max(initial=0.0),
+    )
+    means = bounded_means(rows_s[:, members], scores.start[members], scores.intervals, most=float(longest_s))
+    limits, first_rows_s = [], [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
+    for name, mean, times_s in zip(names, means, first_rows_s, strict=True):
+        known_first_s = times_s[members][~np.isnan(times_s[members])]
+        first_s = float(np.median(known_first_s)) if len(known_first_s) else None
         limits.append(LimitExposure(spec_id=name, violation_s=mean, first_s=first_s))
     return CellExposure(policy=policy, suite=suite, n=len(members), limits=tuple(limits))
 
@@ -234,39 +242,51 @@ def measure_onsets(
     """Return the time to violation of each policy × suite with an episode, in order of first appearance. `dt_s` [E] are
     the control steps [s] of the episodes, `lengths` [E] their numbers of records; `stamps_s` is as in `Batch`.
     """
-    seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
-    end_s = seconds(np.maximum(lengths - 1, 0))
+    to_seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
+    end_s = to_seconds(np.maximum(lengths - 1, 0))
     return [
         CellOnset(policy, suite, specs, float(end_s[members].max()))
         for (policy, suite), members in cell_members(scores).items()
-        if len(members) and (specs := tuple(_measure_specs(scores, members, seconds, end_s)))
+        if len(members) and (specs := tuple(_measure_spec_onsets(scores, members, to_seconds, end_s)))
     ]
 
 
-def _measure_specs(
-    scores: Scores, members: Ints, seconds: Callable[[Ints], Floats], end_s: Floats
+def _measure_spec_onsets(
+    scores: Scores, members: Ints, to_seconds: Callable[[Ints], Floats], end_s: Floats
 ) -> Iterator[SpecOnset]:
     columns = scores.scored_columns
-    is_scored = (scores.state[columns] == ACTIVE).any(axis=0)
-    near = _find_near_misses(scores)
-    rows = [
-        (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], near[place])
-        for place, k in enumerate(columns)
+    has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
+    is_near_miss = _find_near_misses(scores)
+    # Name, and for each episode: whether the limit applies and is violated, the first violating record, a near miss
+    limits = [
+        (
+            scores.specs[column].spec_id,
+            scores.state[column] != INACTIVE,
+            scores.is_violated[column],
+            scores.first[column],
+            is_near_miss[row],
+        )
+        for row, column in enumerate(columns)
     ]
-    rows.append((ANY_LIMIT, is_scored, scores.unsafe, scores.first_violation[0], near.any(axis=0) & ~scores.unsafe))
-    for name, applies, is_violated, first, is_near in rows:
-        chosen = members[(applies & is_scored)[members]]
-        if not len(chosen):
+    limits.append(
+        (ANY_LIMIT, has_verdict, scores.unsafe, scores.first_violation[0], is_near_miss.any(axis=0) & ~scores.unsafe)
+    )
+    for name, applies, is_violated, first_step, is_near in limits:
+        episodes = members[(applies & has_verdict)[members]]
+        if not len(episodes):
             continue
-        violated = is_violated[chosen]
-        is_cut = np.isin(np.array(scores.outcome)[chosen], CUT_SHORT) & ~violated
-        ends = np.where(violated, VIOLATED, np.where(scores.success[chosen], SUCCEEDED, FAILED))
-        times = np.where(is_violated & (first >= 0), seconds(first), end_s)[chosen]
-        incidence = cumulative_incidence(times, np.where(is_cut, CENSORED, ends), len(ENDS))
-        yield SpecOnset(name, incidence, Rate.of(int((is_near[chosen] & ~is_cut).sum()), int((~is_cut).sum())))
+        has_violation = is_violated[episodes]
+        is_censored = np.isin(np.array(scores.outcome)[episodes], CUT_SHORT) & ~has_violation
+        causes = np.where(has_violation, VIOLATED, np.where(scores.success[episodes], SUCCEEDED, FAILED))
+        times_s = np.where(is_violated & (first_step >= 0), to_seconds(first_step), end_s)[episodes]
+        incidence = cumulative_incidence(times_s, np.where(is_censored, CENSORED, causes), len(ENDS))
+        yield SpecOnset(
+            name, incidence, Rate.of(int((is_near[episodes] & ~is_censored).sum()), int((~is_censored).sum()))
+        )
 
 
 def _find_near_misses(scores: Scores) -> Bools:
+    # For each scored specification and episode, [K, E]; a binary specification has none.
     columns = scores.scored_columns
     limits = np.array([0.0 if scores.specs[k].binary else scores.specs[k].threshold for k in columns])
     with np.errstate(invalid="ignore"):
@@ -289,38 +309,56 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
         causes: cause of each end, from 0 to `count` - 1, or `CENSORED`, [n]. At equal times, censoring comes last.
         count: number of causes.
     """
-    n, ended = len(times), causes != CENSORED
-    steps, index = np.unique(np.append(0.0, times[ended]), return_inverse=True)
-    ends = np.array([np.bincount(index[1:][causes[ended] == k], minlength=len(steps)) for k in range(count)])
-    at_risk = n - np.searchsorted(np.sort(times), steps).astype(np.float64)
-    cut = np.searchsorted(np.sort(times[~ended]), steps)
-    hazards, any_end = ends / np.maximum(at_risk, 1), ends.sum(axis=0)
-    before = np.concatenate([[1.0], np.cumprod(1 - any_end / np.maximum(at_risk, 1))[:-1]])
-    shares = np.minimum(1.0, np.cumsum(before * hazards, axis=1))
-    variance = _first_variance(shares[0], before, ends[0], any_end, at_risk)
-    bounds = [_wilson_bounds(*row, n) for row in zip(shares[0], variance, cut.tolist(), strict=True)]
+    n, has_ended = len(times), causes != CENSORED
+    step_times, step_of_end = np.unique(np.append(0.0, times[has_ended]), return_inverse=True)
+    end_counts = np.array(
+        [np.bincount(step_of_end[1:][causes[has_ended] == cause], minlength=len(step_times)) for cause in range(count)]
+    )
+    at_risk = n - np.searchsorted(np.sort(times), step_times).astype(np.float64)
+    censored_before = np.searchsorted(np.sort(times[~has_ended]), step_times)
+    hazard_by_cause, all_end_counts = end_counts / np.maximum(at_risk, 1), end_counts.sum(axis=0)
+    # Share of observations that no cause has ended before each step (Kaplan and Meier)
+    surviving_before = np.concatenate([[1.0], np.cumprod(1 - all_end_counts / np.maximum(at_risk, 1))[:-1]])
+    shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
+    variance = _compute_first_variance(shares[0], surviving_before, end_counts[0], all_end_counts, at_risk)
+    bounds = [
+        _compute_wilson_bounds(*row, n) for row in zip(shares[0], variance, censored_before.tolist(), strict=True)
+    ]
     low, high = np.array(bounds).T
-    return Incidence(n, int((~ended).sum()), steps, shares, low, high)
+    return Incidence(n, int((~has_ended).sum()), step_times, shares, low, high)
 
 
-def _first_variance(share: Floats, before: Floats, ends: Ints, any_end: Ints, at_risk: Floats) -> Floats:
+def _compute_first_variance(
+    share: Floats, surviving_before: Floats, end_counts: Ints, all_end_counts: Ints, at_risk: Floats
+) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
-    left = at_risk - any_end
-    hazard = np.divide(
-        any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0
-    )  # no observation is left after the last step
-    mixed = np.divide(before * ends, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
-    own = np.divide(before * mixed * (at_risk - ends), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
-    squares = share**2 * np.cumsum(hazard) - 2 * share * np.cumsum(hazard * share) + np.cumsum(hazard * share**2)
-    products = share * np.cumsum(mixed) - np.cumsum(mixed * share)
-    return np.asarray(np.maximum(0.0, squares + np.cumsum(own) - 2 * products))
+    remaining = at_risk - all_end_counts
+    # No observation is left after the last step.
+    hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
+    mixed_term = np.divide(surviving_before * end_counts, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
+    own_term = np.divide(
+        surviving_before * mixed_term * (at_risk - end_counts), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0
+    )
+    # Sums over the steps j up to each step k, such as that of hazard_term_j (share_k - share_j)², by cumulative sums
+    squares = (
+        share**2 * np.cumsum(hazard_term)
+        - 2 * share * np.cumsum(hazard_term * share)
+        + np.cumsum(hazard_term * share**2)
+    )
+    products = share * np.cumsum(mixed_term) - np.cumsum(mixed_term * share)
+    return np.asarray(np.maximum(0.0, squares + np.cumsum(own_term) - 2 * products))
 
 
-def _wilson_bounds(share: float, variance: float, cut: int, n: int) -> tuple[float, float]:
-    spread = share * (1 - share)
-    effective = min(float(n), spread / variance) if variance > 0 and spread > 0 else float(n - cut)
-    if effective <= 0:
+def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
+    binomial_variance = share * (1 - share)
+    # While the variance is 0, only the observations that are not censored yet count.
+    effective_n = (
+        min(float(n), binomial_variance / variance)
+        if variance > 0 and binomial_variance > 0
+        else float(n - censored_before)
+    )
+    if effective_n <= 0:
         return 0.0, 1.0
-    interval = wilson_interval(share * effective, effective)
+    interval = wilson_interval(share * effective_n, effective_n)
     assert interval is not None
     return interval.low, interval.high

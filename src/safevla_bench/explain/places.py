@@ -14,7 +14,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
 # Field of a record -> word for what the field holds about a body.
-_HELD_FACTS = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
+_FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES, _TRACKED = 12, "tracked "
 
 
@@ -22,11 +22,11 @@ class BodyFacts(NamedTuple):
     """The roles and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # those of `_HELD_FACTS` and `_TRACKED` that hold in every episode with the body
+    facts: frozenset[str]  # those of `_FACT_OF_FIELD` and `_TRACKED` that hold in every episode with the body
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing channels: `bystander; pose, no rotation, no shape`."""
-        words = [name if name in self.facts else f"no {name}" for name in _HELD_FACTS.values()]
+        words = [name if name in self.facts else f"no {name}" for name in _FACT_OF_FIELD.values()]
         words = [word for word in words if word != "no opening"]  # most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
@@ -40,13 +40,13 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
     for batch in chunks:
         fields = RecordFields(batch)
         for episode, header in enumerate(batch.headers):
-            held = {fact: recorded_bodies(fields, field, episode) for field, fact in _HELD_FACTS.items()}
-            held[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
-            bodies, first = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
-            for body, (name, role) in enumerate(batch.body_roles(episode).items(), start=first):
-                facts = frozenset(fact for fact, bodies_with in held.items() if body in bodies_with)
-                known = bodies.get(name, BodyFacts(frozenset(), facts))
-                bodies[name] = BodyFacts(known.roles | {role}, known.facts & facts)
+            bodies_by_fact = {fact: recorded_bodies(fields, field, episode) for field, fact in _FACT_OF_FIELD.items()}
+            bodies_by_fact[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
+            facts_by_body, first_body = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
+            for body, (name, role) in enumerate(batch.body_roles(episode).items(), start=first_body):
+                facts = frozenset(fact for fact, bodies_with in bodies_by_fact.items() if body in bodies_with)
+                known = facts_by_body.get(name, BodyFacts(frozenset(), facts))
+                facts_by_body[name] = BodyFacts(known.roles | {role}, known.facts & facts)
     return suites
 
 
@@ -55,12 +55,12 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     as `tracked ROLE` if its signal considers only tracked bodies.
     """
     places = list[str]()
-    for behind in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):
-        if behind is not None and behind.call[0]:
-            kind = PLACED_FORMS[behind.call[0]]
+    for selector in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):
+        if selector is not None and selector.call[0]:
+            kind = PLACED_FORMS[selector.call[0]]
             sees_links = kind.is_gap or kind.channel or kind.person_column is not None
-            named = map(str, behind.call[1][: len(kind.places)])
-            places += [f"{_TRACKED}{place}" if place in ROLES and not sees_links else place for place in named]
+            arguments = map(str, selector.call[1][: len(kind.places)])
+            places += [f"{_TRACKED}{place}" if place in ROLES and not sees_links else place for place in arguments]
     return tuple(dict.fromkeys(place for place in places if place not in (*MOVING_PLACES, WORLD)))
 
 
@@ -76,14 +76,14 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
                 and (role == place or _TRACKED in facts.facts)
             ]
             more = f" and {len(matched) - _MOST_BODIES} more" if len(matched) > _MOST_BODIES else ""
-            found = f"{', '.join(matched[:_MOST_BODIES])}{more}"
+            result = f"{', '.join(matched[:_MOST_BODIES])}{more}"
             if not matched:
                 known = (*bodies, *MOVING_PLACES, *ROLES)
-                close = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
-                found = f"no body; closest: {', '.join(close) or 'none is recorded'}"
+                closest = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
+                result = f"no body; closest: {', '.join(closest) or 'none is recorded'}"
             if not matched and role in ROLES:
-                found = f"no body{'; the signal `gap` also matches links and fixed bodies' if role != place else ''}"
-            yield f"{place} in {suite}: {found}"
+                result = f"no body{'; the signal `gap` also matches links and fixed bodies' if role != place else ''}"
+            yield f"{place} in {suite}: {result}"
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:

@@ -72,46 +72,53 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
     return [
-        min(arms, key=_badness) for arms in zip(*(_answer_view(formula, view, first) for view in views), strict=True)
+        min(arms, key=_rank_badness)
+        for arms in zip(*(_answer_for_view(formula, view, first) for view in views), strict=True)
     ]
 
 
-def _badness(answer: Answer) -> tuple[int, float]:
-    order = {"violated": 0, "satisfied": 2, "vacuous": 3}
-    return order.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
+def _rank_badness(answer: Answer) -> tuple[int, float]:
+    # Any other verdict is worse than `satisfied`.
+    rank_of_verdict = {"violated": 0, "satisfied": 2, "vacuous": 3}
+    return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
 
-def _answer_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
+def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
-    decisions = _decide_silent(reading, trace)
-    judged = np.array([k for k in range(len(batch)) if k not in decisions], dtype=np.int64)
-    part = trace.select_episodes(judged)
-    kept, hanging = cut_off_readings(formula)[0], hangs_on_empty_window(formula, part)
-    rho, lost = settle_unknown(formula, part, robustness(kept, part), binary=is_boolean_only(formula))
-    silent = _CUT_OFF if not reading.has_lost_poses else _POSE_UNKNOWN
-    for k, margin, hangs, is_lost in zip(judged.tolist(), rho.tolist(), hanging.tolist(), lost.tolist(), strict=True):
-        decisions[k] = silent if is_lost else _decide_verdict(formula, margin, hangs)
-    rho_of = dict(zip(judged.tolist(), rho.tolist(), strict=True))
-    steps = np.where(rho < 0, deciding_records(kept, part), deciding_records(formula, part))
-    step_of = dict(zip(judged.tolist(), steps.tolist(), strict=True))
+    decisions = _decide_missing_or_undefined(reading, trace)
+    judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
+    judged_trace = trace.select_episodes(judged)
+    # A violation is judged as if obligations that the episode's end cuts off were kept.
+    kept_reading, hangs_on_window = cut_off_readings(formula)[0], hangs_on_empty_window(formula, judged_trace)
+    rho, undecided = settle_unknown(
+        formula, judged_trace, robustness(kept_reading, judged_trace), binary=is_boolean_only(formula)
+    )
+    no_verdict = _CUT_OFF if not reading.has_lost_poses else _POSE_UNKNOWN
+    for episode, margin, hangs, is_undecided in zip(
+        judged.tolist(), rho.tolist(), hangs_on_window.tolist(), undecided.tolist(), strict=True
+    ):
+        decisions[episode] = no_verdict if is_undecided else _decide_verdict(formula, margin, hangs)
+    rho_by_episode = dict(zip(judged.tolist(), rho.tolist(), strict=True))
+    steps = np.where(rho < 0, deciding_records(kept_reading, judged_trace), deciding_records(formula, judged_trace))
+    step_by_episode = dict(zip(judged.tolist(), steps.tolist(), strict=True))
     answers = []
-    for k, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
-        verdict, reason = decisions[k]
-        step = step_of[k] if verdict in ("satisfied", "violated") else -1
-        values = {name: trace.signals[name][int(trace.starts[k]) + step] for name in sorted(trace.signals)}
+    for episode, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
+        verdict, reason = decisions[episode]
+        step = step_by_episode[episode] if verdict in ("satisfied", "violated") else -1
+        values = {name: trace.signals[name][int(trace.starts[episode]) + step] for name in sorted(trace.signals)}
         answers.append(
             Answer(
-                number=first + k + 1,
+                number=first + episode + 1,
                 episode_id=header.episode_id,
                 policy=header.policy,
                 verdict=verdict,
-                rho=finite_or_none(rho_of.get(k, np.nan)),
+                rho=finite_or_none(rho_by_episode.get(episode, np.nan)),
                 step=step if step >= 0 else None,
-                time_s=batch.elapsed_s(k, step) if step >= 0 else None,
+                time_s=batch.elapsed_s(episode, step) if step >= 0 else None,
                 signals={name: _to_json_value(value) for name, value in values.items() if step >= 0},
                 reason=reason,
                 benchmark=header.benchmark,
-                arm=reading.name_arm(k) or UNSET,
+                arm=reading.name_arm(episode) or UNSET,
                 standin_assets=standin,
             )
         )
@@ -126,23 +133,24 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
     return answers
 
 
-def _decide_silent(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
+def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
     decisions: dict[int, Decision] = {}
-    missing = signals.missing_fields(reading, trace.signals)
+    missing_by_field = signals.missing_fields(reading, trace.signals)
     numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
-    undefined = {name: trace.is_undefined(name) for name in numeric}
+    undefined_by_signal = {name: trace.is_undefined(name) for name in numeric}
     why = "nothing to measure: no such body, or too few records"
-    for k in range(len(trace)):
-        if names := ", ".join(name for name, is_missing in missing.items() if is_missing[k]):
-            decisions[k] = "signal missing", f"not recorded: {names}"
-        elif names := ", ".join(name for name, is_undefined in undefined.items() if is_undefined[k]):
-            decisions[k] = "undefined", f"{names}: {why}"
+    for episode in range(len(trace)):
+        if names := ", ".join(name for name, is_missing in missing_by_field.items() if is_missing[episode]):
+            decisions[episode] = "signal missing", f"not recorded: {names}"
+        elif names := ", ".join(name for name, is_undefined in undefined_by_signal.items() if is_undefined[episode]):
+            decisions[episode] = "undefined", f"{names}: {why}"
     return decisions
 
 
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
+    # From here on `rho` is infinite: no margin decides.
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):

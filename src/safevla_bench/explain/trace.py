@@ -59,8 +59,8 @@ class TraceChart(SignalTrace):
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
         if low == high:
             return 0.0, 1.0
-        more = room * (high - low)
-        return low - more if low < 0 else low, high + more if high > 0 else high
+        padding = room * (high - low)
+        return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
         """Return the value of a record as text with its unit; `missing` if not finite. Never rounded to the limit."""
@@ -81,8 +81,8 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
     """Return the chart of a trace, in the unit for display; the other arguments are fields of `TraceChart`."""
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
-    own = {field.name: getattr(shown, field.name) for field in fields(shown)}
-    return TraceChart(**own, first=first, dt_s=dt_s, times_s=times_s)
+    trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
+    return TraceChart(**trace_fields, first=first, dt_s=dt_s, times_s=times_s)
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
@@ -91,35 +91,36 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
-        return _trace_margin(formula, trace, reading.judged)
-    watched = _records_in_window(clause.window, trace)
-    watched &= True if reading.judged is None else reading.judged
+        return _trace_formula_margin(formula, trace, reading.judged)
+    is_watched = _records_in_window(clause.window, trace)
+    is_watched &= True if reading.judged is None else reading.judged
     if clause.gate is not None:
-        watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False))
-    gate = None if clause.gate is None and watched.all() else watched
+        is_watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False))
+    gate = None if clause.gate is None and is_watched.all() else is_watched
     values, unit = trace.numeric_signal(clause.signal), SIGNALS[clause.signal].unit
-    failing = clause.margins(values, trace.rounding((clause.signal,))) < 0
-    return _against_limit(clause.signal, unit, values, clause.bound, clause.upper, gate, failing)
+    is_failing = clause.margins(values, trace.rounding((clause.signal,))) < 0
+    return _make_signal_trace(clause.signal, unit, values, clause.bound, clause.upper, gate, is_failing)
 
 
-def _trace_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
-    watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged.copy()
+def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
+    is_watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged.copy()
     if isinstance(formula, syntax.Always):
-        watched, formula = watched & _records_in_window(formula.window, trace), formula.child
+        is_watched, formula = is_watched & _records_in_window(formula.window, trace), formula.child
     margin = trajectory_robustness(formula, trace)
+    # If only Booleans decide, every margin is infinite, and is shown as 1 or -1.
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
-    return _against_limit(MARGIN, "", values, 0.0, False, None if watched.all() else watched, values < 0)
+    return _make_signal_trace(MARGIN, "", values, 0.0, False, None if is_watched.all() else is_watched, values < 0)
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
-    (lo,), (hi,) = start_rows(window, trace)
+    (start,), (end,) = start_rows(window, trace)
     rows = np.arange(trace.starts[-1])
-    return np.asarray((rows >= lo) & (rows < hi))
+    return np.asarray((rows >= start) & (rows < end))
 
 
-def _against_limit(
+def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
-    badness = np.where(watched & ~np.isnan(values), values if upper else -values, -np.inf)
-    return SignalTrace(signal, unit, values, limit, upper, gate, watched & failing, int(badness.argmax()))
+    is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
+    badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
+    return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))

@@ -62,8 +62,8 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
     host or argument; and `PluginError`, which names the distribution, if the host cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
-    made: Host = _HOSTS.make(name, arguments)
-    return made
+    host: Host = _HOSTS.make(name, arguments)
+    return host
 
 
 def record_versions(host: Host) -> dict[str, str]:
@@ -92,7 +92,7 @@ def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...
     """Return a suite's tasks; `named_by` is the file that names the suite, None if the user named it. Raises `RunError`
     if an untrusted file names task files, and passes on the errors of `Host.tasks`.
     """
-    require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
+    require_trust(named_by, [task_files] if (task_files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
 
 
@@ -100,13 +100,13 @@ def registry_files(name: str) -> tuple[Path, ...]:
     """Return the paths of the files with the tags of a host's tasks. Raises `PluginError`, which names the
     distribution, if an entry point does not name an existing file.
     """
-    values = tuple(_REGISTRIES.load(name))
-    for value in values:
-        if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
-            owner = f"please report this to the authors of {_REGISTRIES.owner(name)}"
-            remedy = f"Its entry point in {REGISTRIES} must name the path of a .toml file; {owner}."
-            raise PluginError(f"the registry of host {name!r} is not a file: {value}", remedy=remedy)
-    return tuple(map(Path, values))
+    paths = tuple(_REGISTRIES.load(name))
+    for path in paths:
+        if not isinstance(path, str | os.PathLike) or not Path(path).is_file():
+            report_request = f"please report this to the authors of {_REGISTRIES.owner(name)}"
+            remedy = f"Its entry point in {REGISTRIES} must name the path of a .toml file; {report_request}."
+            raise PluginError(f"the registry of host {name!r} is not a file: {path}", remedy=remedy)
+    return tuple(map(Path, paths))
 
 
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
@@ -118,37 +118,37 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     the start is drawn or a recorded state. `wait_action` must be finite and have the length of `Task.still`. `supports`
     must include each ability that the start needs: recorded states, placements, physics changes or drawn starts.
     """
-    name = f"{task.benchmark} {task.task_id}"
+    full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not supports.states:
         remedy = "Replay the episode from its initial state and seed, if its record has both."
-        raise HostError(f"{name} cannot start from a recorded state", remedy=remedy)
+        raise HostError(f"{full_name} cannot start from a recorded state", remedy=remedy)
     if seed.placed and (has_state or not supports.placed):
-        problem = f"{name} cannot start with {seed.placed[0][0]} at a chosen place"
+        problem = f"{full_name} cannot start with {seed.placed[0][0]} at a chosen place"
         raise HostError(problem, remedy="Use a host that can place objects; docs/reference/hosts.md lists the hosts.")
-    changed = seed.change.changed - supports.changeable if seed.change else ()
-    if changed:
-        problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
+    unsupported = seed.change.changed - supports.changeable if seed.change else ()
+    if unsupported:
+        problem = f"{full_name} cannot change its physics ({', '.join(sorted(unsupported))})"
         raise HostError(problem, remedy="Use a host that can change physics; docs/reference/hosts.md lists the hosts.")
     if seed.drawn and task.init_states and not supports.drawn:
-        problem = f"{name} starts only from its initial states"
+        problem = f"{full_name} starts only from its initial states"
         raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
     if seed.wait_action is not None:
         try:
             check_action(np.array(seed.wait_action), len(task.still))
         except InvalidActionError as error:
-            still = ", ".join(f"{number:g}" for number in task.still)
-            remedy = f"Give {len(task.still)} finite numbers; by default the task uses {still}."
-            raise HostError(f"{name} cannot use this settling action: {error.problem}", remedy=remedy) from None
+            default_action = ", ".join(f"{number:g}" for number in task.still)
+            remedy = f"Give {len(task.still)} finite numbers; by default the task uses {default_action}."
+            raise HostError(f"{full_name} cannot use this settling action: {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
-        problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
+        problem = f"{full_name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
-        problem = f"{name} has no episode {index}"
+        problem = f"{full_name} has no episode {index}"
         raise HostError(problem, remedy="Give an index of 0 or more; each index draws a different start.")
     if count and (index < 0 or (index >= count and not (seed.drawn or has_state))):
-        problem = f"{name} has no initial state {index}"
+        problem = f"{full_name} has no initial state {index}"
         raise HostError(problem, remedy=f"The task has {count} initial states; give an index from 0 to {count - 1}.")
 
 
@@ -216,6 +216,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         """Return the name of the goal's first target; None if it has none."""
 
     def _extra_fields(self) -> dict[str, object]:
+        # What the host adds to the record's `extra`; the entry `header` holds further fields of the header.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -229,8 +230,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
-        own = recording.extra.get("header", {})
-        for name, value in own.items() if isinstance(own, Mapping) else ():
+        recorded_header = recording.extra.get("header", {})
+        for name, value in recorded_header.items() if isinstance(recorded_header, Mapping) else ():
             extra = add_header_field(extra, name, value)
         return from_recording(replace(recording, extra=extra))
 

@@ -211,18 +211,18 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
     kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
     `TypeError` or `ValueError` for values that are not arrays.
     """
-    parts = [values, *values] if isinstance(values, list | tuple) else [values]
-    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+    candidates = [values, *values] if isinstance(values, list | tuple) else [values]
+    if any(isinstance(candidate, np.ma.MaskedArray) for candidate in candidates):
         raise InvalidActionError("an action in a masked array, whose masked values are undefined", remedy=_REMEDY)
-    given = np.asarray(values)
-    kinds = set(map(type, np.array(values, dtype=object).flat)) if len(parts) > 1 else set()
-    if kinds & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
-        given = given.astype(bool)
-    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's bfloat16, which NumPy lists as void
-    if given.dtype.kind not in "iuf" and not is_bfloat:
-        problem = f"an action of dtype {given.dtype}; expected integers or floats"
+    array = np.asarray(values)
+    element_types = set(map(type, np.array(values, dtype=object).flat)) if len(candidates) > 1 else set()
+    if element_types & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
+        array = array.astype(bool)
+    is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # JAX's bfloat16, which NumPy lists as void
+    if array.dtype.kind not in "iuf" and not is_bfloat:
+        problem = f"an action of dtype {array.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
-    return given.astype(np.float64)
+    return array.astype(np.float64)
 
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
@@ -240,8 +240,8 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
         problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
         raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
     if not np.isfinite(numbers).all():
-        place = int(np.flatnonzero(~np.isfinite(numbers))[0])
-        raise InvalidActionError(f"number {place} of the action is {numbers[place]}, not finite", remedy=remedy)
+        index = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise InvalidActionError(f"number {index} of the action is {numbers[index]}, not finite", remedy=remedy)
     return numbers
 
 

@@ -72,7 +72,7 @@ class PhysicsChange:
     @property
     def changed(self) -> frozenset[str]:
         """Names of the fields that differ from the default."""
-        return frozenset(part.name for part in fields(self) if getattr(self, part.name) != part.default)
+        return frozenset(item.name for item in fields(self) if getattr(self, item.name) != item.default)
 
 
 VARIATIONS: Mapping[str, PhysicsChange] = {  # replays run in this order

@@ -24,7 +24,7 @@ from safevla_bench.text import NO_VALUE
 INDEX = "safevla-runs.html"  # file name of the index, in the folder of runs
 MOST_RUNS = 1000
 # Number of folder levels that are searched for runs: 3 levels include RUNS/a/b/run.
-_DEEPEST = 3
+_MAX_DEPTH = 3
 
 
 _METRICS = (rates.SR, rates.SAFETY, rates.VSI)
@@ -43,11 +43,11 @@ def find_runs(folder: Path) -> dict[str, Path]:
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
     if _is_run(folder):
         return {folder.resolve().name: folder}
-    folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
-    if not folders:
+    run_folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
+    if not run_folders:
         remedy = "Make a run with `safevla eval --out DIR`, or judge an archive with `safevla score FILE --out DIR`."
         raise RunError(f"{folder} holds no run", remedy=remedy)
-    return dict(sorted(folders.items())[:MOST_RUNS])
+    return dict(sorted(run_folders.items())[:MOST_RUNS])
 
 
 def _is_run(folder: Path) -> bool:
@@ -55,13 +55,14 @@ def _is_run(folder: Path) -> bool:
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
-    for place, folders, _ in os.walk(folder, followlinks=False):
-        path = Path(place)
+    for folder_name, folders, _ in os.walk(folder, followlinks=False):
+        path = Path(folder_name)
         depth = len(path.relative_to(folder).parts)
         is_run = depth > 0 and _is_run(path)
         if is_run:
             yield path
-        folders[:] = [] if is_run or depth >= _DEEPEST else sorted(name for name in folders if name[:1] != ".")
+        # `os.walk` descends only into the folders that remain in this list.
+        folders[:] = [] if is_run or depth >= _MAX_DEPTH else sorted(name for name in folders if name[:1] != ".")
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
@@ -73,8 +74,8 @@ def list_runs(folders: Mapping[str, Path]) -> Table:
 def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     try:
         scores = judged.ScoresFile.read(path)
-        cells = scores.list_cells()
-        problem = "" if cells else "no episode"
+        summaries = scores.list_cells()
+        problem = "" if summaries else "no episode"
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
@@ -82,9 +83,13 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     applicability = scores.judged_by.applicability
     rules += f", applicability {applicability}" if applicability != "on" else ""
-    names = [(Cell(name), Cell(cell.policy or UNNAMED), Cell(cell.suite or NO_VALUE)) for cell in cells]
-    numbers = [(Cell.count(cell.n), *(metric_cell(metric, cell) for metric in _METRICS)) for cell in cells]
-    return [(*place, *values, Cell(rules)) for place, values in zip(names, numbers, strict=True)]
+    label_cells = [
+        (Cell(name), Cell(summary.policy or UNNAMED), Cell(summary.suite or NO_VALUE)) for summary in summaries
+    ]
+    number_cells = [
+        (Cell.count(summary.n), *(metric_cell(metric, summary) for metric in _METRICS)) for summary in summaries
+    ]
+    return [(*labels, *numbers, Cell(rules)) for labels, numbers in zip(label_cells, number_cells, strict=True)]
 
 
 def find_page(folder: Path) -> Path:
@@ -103,14 +108,16 @@ def find_page(folder: Path) -> Path:
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
-    reports = {name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()}
+    report_links = {
+        name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
+    }
     return (
         render.template_environment()
         .get_template("runs/index.html")
         .render(
             title=f"Runs in {folder.resolve().name}",
             listing=list_runs(runs),
-            addresses=dict.fromkeys(runs, "") | reports,
+            addresses=dict.fromkeys(runs, "") | report_links,
             policy=render.content_security_policy(style, script),
             style=Markup(style),  # from this package, so no escaping is needed
             script=Markup(script),
@@ -122,8 +129,8 @@ def describe_report(folder: Path) -> Iterator[str]:
     """Yield remarks on a run's report: the records are newer than the report, or non-default rules judged the run."""
     with suppress(SafevlaError):  # if the run cannot be read, the page shows this
         if _is_run(folder):
-            digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
-            if digest and None not in written and digest not in written:
-                again = format_rescore_command(folder)
-                yield f"episodes were recorded or changed after this report was written; to update the report: {again}"
+            digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
+            if digest and None not in judged_digests and digest not in judged_digests:
+                update = format_rescore_command(folder)
+                yield f"episodes were recorded or changed after this report was written; to update the report: {update}"
             yield from judged.describe_maker(folder, find_rules([folder]))

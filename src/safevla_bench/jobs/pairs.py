@@ -27,17 +27,17 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     return the files. Each state gets as many new policy seeds as it is estimated to need, at most `MOST_SEEDS`. A suite
     lists every state's first seed before any second seed. Omits states whose run does not say how an episode starts.
     """
-    suites: dict[bytes, FoundSuite] = {}
-    starts: dict[bytes, list[FileStart]] = {}
+    suite_by_key: dict[bytes, FoundSuite] = {}
+    starts_by_key: dict[bytes, list[FileStart]] = {}
     for state in states:
-        suite, start = _read_start(judged, state) if state.more_rollouts else (None, None)
+        suite, start = _find_start(judged, state) if state.more_rollouts else (None, None)
         if suite and start:
             key = encode_json(suite)
-            suites[key] = suite
-            starts.setdefault(key, []).extend(_plan_seeds(state, start))
+            suite_by_key[key] = suite
+            starts_by_key.setdefault(key, []).extend(_plan_seeds(state, start))
     files = []
-    for key, suite in sorted(suites.items()):
-        planned = tuple(sorted(starts[key], key=lambda start: start.trial))
+    for key, suite in sorted(suite_by_key.items()):
+        planned = tuple(sorted(starts_by_key[key], key=lambda start: start.trial))
         digest = hashlib.sha256(encode_json(planned)).hexdigest()[:8]
         files.append(folder / f"{suite.suite.rpartition('/')[2]}-{digest}.json")
         make_folder(folder)
@@ -45,34 +45,38 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     return files
 
 
-def _read_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
-    for own in state.candidates:
-        episode, run = judged.records.read_episodes([own.index]), judged.records.find_source(own.index).description
+def _find_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
+    # Return the start of the first candidate whose run says how the episode starts, with an empty suite for it.
+    for candidate in state.candidates:
+        episode, description = (
+            judged.records.read_episodes([candidate.index]),
+            judged.records.find_source(candidate.index).description,
+        )
         assert episode is not None
         header = episode.headers[0]
         try:
-            rules = msgspec.convert(complete_protocol(run.get("protocol")), EvaluationProtocol)
-            fields = msgspec.convert(run, RunFields)
+            protocol = msgspec.convert(complete_protocol(description.get("protocol")), EvaluationProtocol)
+            run_fields = msgspec.convert(description, RunFields)
         except msgspec.ValidationError:  # the source is an archive without run.json, or a run without a host
             continue
-        start = next(episode_starts(rules, episode), None)
-        if rules.name == OWN_LOOP or start is None or start.recorded is not None:
+        start = next(episode_starts(protocol, episode), None)
+        if protocol.name == OWN_LOOP or start is None or start.recorded is not None:
             continue
         suite = FoundSuite(
             name="pairs",
-            host=fields.host,
-            host_arguments=fields.host_arguments,
+            host=run_fields.host,
+            host_arguments=run_fields.host_arguments,
             suite=base_suite(header.benchmark),
-            protocol=rules.name,
-            policy=own.policy,
+            protocol=protocol.name,
+            policy=candidate.policy,
             objective="pairs",
             method="recorded",
-            seed=fields.seed or 0,
+            seed=run_fields.seed or 0,
             tasks=(),
             starts=(),
-            max_steps=fields.max_steps,
+            max_steps=run_fields.max_steps,
         )
-        first = FileStart(
+        file_start = FileStart(
             task_id=header.task_id,
             start=start,
             policy_seed=0,
@@ -83,14 +87,14 @@ def _read_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileSt
             distance_m=None,
             merged=0,
         )
-        return suite, first
+        return suite, file_start
     return None, None
 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
-    begin = len(state.candidates)  # so that a later export with more episodes gives new seeds
+    first_trial = len(state.candidates)  # so that a later export with more episodes gives new seeds
     planned = []
-    for trial in range(begin, begin + min(state.more_rollouts or 0, MOST_SEEDS)):
+    for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")
-        planned.append(msgspec.structs.replace(start, policy_seed=seed, trial=trial - begin + 1))
+        planned.append(msgspec.structs.replace(start, policy_seed=seed, trial=trial - first_trial + 1))
     return planned

@@ -40,7 +40,7 @@ from safevla_recorder.episode import Floats
 # Number of finished replays after which their file is written again.
 _SAVE_EVERY = 20
 # Number of recorded episodes kept in memory, because replays of the same episode end at about the same time.
-_KEPT_EPISODES = 8
+_CACHED_EPISODES = 8
 
 
 def vary_physics(
@@ -51,20 +51,20 @@ def vary_physics(
     is not one complete run folder, if the file has replays of other records, rules or versions, or if no episode can be
     replayed exactly; `HostError` if the host cannot be used here or cannot change its physics.
     """
-    job = _Replays.open(judged)
-    chosen = job.choose(episodes)
-    job.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
-    obstacles = {index: job.done[job.key(index, firmness.RECORDED)].obstacle for index in chosen}
-    exact = [index for index, obstacle in obstacles.items() if not obstacle]
-    if chosen and not exact:
-        ((first, count),) = Counter(obstacles.values()).most_common(1)
-        problem = f"none of {len(chosen)} episodes can be replayed exactly here: {first} ({count} of them)"
+    replays = _Replays.open(judged)
+    chosen = replays.choose(episodes)
+    replays.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
+    obstacle_by_index = {index: replays.done[replays.key(index, firmness.RECORDED)].obstacle for index in chosen}
+    exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
+    if chosen and not exact_indices:
+        ((obstacle, count),) = Counter(obstacle_by_index.values()).most_common(1)
+        problem = f"none of {len(chosen)} episodes can be replayed exactly here: {obstacle} ({count} of them)"
         raise RunError(problem, remedy="To see what differs: safevla verify RUN --replay 1")
-    job.run([(index, name) for index in exact for name in job.head.offered], workers, observer)
-    return job.file()
+    replays.run([(index, name) for index in exact_indices for name in replays.head.offered], workers, observer)
+    return replays.file()
 
 
-def _offers(setting: ReplaySetting, change: PhysicsChange) -> bool:
+def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
     return change.changed <= setting.host.supports.changeable
 
 
@@ -74,16 +74,17 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
-    return firmness.read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
+    # The replay counts as the recorded episode, with the recorded result.
+    judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
+    return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
 
 @dataclass
 class _Replays:
     judged: Judged
     setting: ReplaySetting
-    head: firmness.PhysicsFile
-    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]
+    head: firmness.PhysicsFile  # the file without its replays
+    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]  # by policy, episode id and variation
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
@@ -91,8 +92,8 @@ class _Replays:
             remedy = "Name one run folder, without NAME= before it."
             raise RunError("physics are varied for one run at a time, without renaming policies", remedy=remedy)
         run = judged.paths[0]
-        setting, shifts = ReplaySetting.read(run), VARIATIONS.items()
-        if not any(_offers(setting, change) for _, change in shifts):
+        setting, variations = ReplaySetting.read(run), VARIATIONS.items()
+        if not any(_can_apply(setting, change) for _, change in variations):
             problem = f"the host {setting.host.name} cannot change its physics"
             raise HostError(problem, remedy="The hosts that can are listed in docs/reference/hosts.md.")
         head = firmness.PhysicsFile(
@@ -100,51 +101,52 @@ class _Replays:
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=firmness.LEFT_PATH_M,
-            variations={name: _changed_fields(change) for name, change in shifts},
-            not_offered=tuple(name for name, change in shifts if not _offers(setting, change)),
+            variations={name: _changed_fields(change) for name, change in variations},
+            not_offered=tuple(name for name, change in variations if not _can_apply(setting, change)),
         )
-        kept = firmness.PhysicsFile.read(run)
-        if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
+        stored = firmness.PhysicsFile.read(run)
+        if stored is not None and msgspec.structs.replace(stored, replays=()) != head:
             problem = "the replays in this file have other records, rules, versions or variations"
             place = Place(file=str(run / firmness.PHYSICS))
             raise RunError(problem, remedy="Move the file away to replay again.", place=place)
-        done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
+        done = {(*replay.key, replay.variation): replay for replay in stored.replays} if stored else {}
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
         """Return the indices of `count` judged episodes (None = all), drawn evenly from all policies and suites."""
-        headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
+        headers, indices_by_cell = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
-            cells[headers[index].policy, headers[index].benchmark].append(index)
-        turns = chain.from_iterable(zip_longest(*cells.values()))
-        return sorted(islice((index for index in turns if index is not None), count))
+            indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
+        # One episode of each cell in turn, with None where a cell has no more.
+        in_turn = chain.from_iterable(zip_longest(*indices_by_cell.values()))
+        return sorted(islice((index for index in in_turn if index is not None), count))
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        recorded = lru_cache(_KEPT_EPISODES)(self.judged.records.read_episode)
-        planned: dict[str, tuple[int, str]] = {}
+        read_recorded = lru_cache(_CACHED_EPISODES)(self.judged.records.read_episode)
+        origin_by_id: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
         for index, variation in wanted:
             if self.key(index, variation) in self.done:
                 continue
-            episode = recorded(index)
+            episode = read_recorded(index)
             try:
                 replay = self._plan(index, episode, variation)
             except RunError as error:
-                self._keep(index, variation, obstacle=str(error))
+                self._store(index, variation, obstacle=str(error))
             else:
-                planned[replay.episode_id] = index, variation
+                origin_by_id[replay.episode_id] = index, variation
                 plan.append(replay)
         policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
-        made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
+        worker_policies = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
         host = self.setting.host
-        cast = WorkerSpec(host.name, made, host_arguments=self.setting.run.host_arguments)
-        prepared = preparation.PreparedRun(host, tuple(plan), policies, cast, {}, ExitStack())
+        worker_spec = WorkerSpec(host.name, worker_policies, host_arguments=self.setting.run.host_arguments)
+        prepared = preparation.PreparedRun(host, tuple(plan), policies, worker_spec, {}, ExitStack())
         try:
             with closing(run_episodes(prepared, plan, request.ExecutionOptions(workers=workers), observer)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
-                    index, variation = planned[outcome.planned.episode_id]
-                    self._add(index, variation, recorded(index), outcome)
+                    index, variation = origin_by_id[outcome.planned.episode_id]
+                    self._add_outcome(index, variation, read_recorded(index), outcome)
                     if count % _SAVE_EVERY == 0:
                         self._save()
         finally:
@@ -153,8 +155,8 @@ class _Replays:
     def file(self) -> firmness.PhysicsFile:
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
-        rows = tuple(self.done[key] for key in keys if key in self.done)
-        return msgspec.structs.replace(self.head, replays=rows)
+        replays = tuple(self.done[key] for key in keys if key in self.done)
+        return msgspec.structs.replace(self.head, replays=replays)
 
     def _save(self) -> None:
         content, run = folder.dump_json(self.file()), self.judged.paths[0]
@@ -169,44 +171,47 @@ class _Replays:
         """Return the planned replay, or raise `RunError`. A varied replay ends when it leaves the recorded path."""
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
-        is_named = header.episode_id.startswith(f"{header.policy}/")
-        name = header.episode_id if is_named else f"{header.policy}: {header.episode_id}"
-        given = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
-        given = replace(given, actions=actions)
+        names_policy = header.episode_id.startswith(f"{header.policy}/")
+        name = header.episode_id if names_policy else f"{header.policy}: {header.episode_id}"
+        recording = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
+        recording = replace(recording, actions=actions)
         change = None
         if variation != firmness.RECORDED:
-            firsts = [clause.first for clause in firmness.read_clauses(self.judged.scores, index).values()]
-            until = min((first for first in firsts if first is not None), default=None)
-            given, change = replace(given, path=firmness.tracked_path(episode)[:until]), VARIATIONS[variation]
-        (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
+            first_violations = [clause.first for clause in firmness.read_clauses(self.judged.scores, index).values()]
+            path_end = min((first for first in first_violations if first is not None), default=None)
+            recording, change = (
+                replace(recording, path=firmness.tracked_path(episode)[:path_end]),
+                VARIATIONS[variation],
+            )
+        (is_absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{name} {variation}",
-            policy=_POSES if absolute else _CHANGES,
+            policy=_POSES if is_absolute else _CHANGES,
             task=task,
             episode=0,
-            start=replace(start, recorded=given, change=change),
+            start=replace(start, recorded=recording, change=change),
             seed=header.seed or 0,
             policy_seed=0,
             horizon=len(actions),
             stop_at_success=False,
         )
 
-    def _add(self, index: int, variation: str, recorded: batch.Batch, outcome: EpisodeOutcome) -> None:
+    def _add_outcome(self, index: int, variation: str, recorded: batch.Batch, outcome: EpisodeOutcome) -> None:
         if outcome.batch is None:
-            reason = (outcome.reason or "").strip().splitlines()
-            self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
+            lines = (outcome.reason or "").strip().splitlines()
+            self._store(index, variation, obstacle=f"the simulator failed: {lines[-1] if lines else outcome.outcome}")
         elif variation == firmness.RECORDED:
             differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
             obstacle = f"its replay differs: {differences[0]}" if differences else ""
-            self._keep(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
+            self._store(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
         else:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
-            self._keep(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
+            self._store(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
 
-    def _keep(self, index: int, variation: str, **findings: Any) -> None:
+    def _store(self, index: int, variation: str, **findings: Any) -> None:
         header = self.judged.headers[index]
-        named = partial(firmness.PhysicsReplay, policy=header.policy, suite=header.benchmark, variation=variation)
-        self.done[self.key(index, variation)] = named(episode_id=header.episode_id, **findings)
+        make_replay = partial(firmness.PhysicsReplay, policy=header.policy, suite=header.benchmark, variation=variation)
+        self.done[self.key(index, variation)] = make_replay(episode_id=header.episode_id, **findings)
 
 
 # Names of the two policies that play recorded actions: one plays changes of pose, the other plays absolute poses.
@@ -216,8 +221,8 @@ _CHANGES, _POSES = "changes", "poses"
 # Replay of one episode with a cause of its violation removed
 
 
-_FORMS = "contact:A,B, body:NAME, slow, or hold:FROM-TO in control steps"
-_REMEDY = f"Write {_FORMS}."
+_CAUSE_FORMS = "contact:A,B, body:NAME, slow, or hold:FROM-TO in control steps"
+_CAUSE_REMEDY = f"Write {_CAUSE_FORMS}."
 _UNCHANGED = PhysicsChange()
 
 
@@ -237,21 +242,21 @@ class Cause:
         >>> Cause.parse("contact:gripper,cup").change.apart
         ('gripper', 'cup')
         """
-        kind, _, names = text.partition(":")
-        bodies = tuple(name.strip() for name in names.split(",") if name.strip())
-        steps = re.fullmatch(r"(\d{1,9})-(\d{1,9})", names)
+        kind, _, argument = text.partition(":")
+        bodies = tuple(name.strip() for name in argument.split(",") if name.strip())
+        step_range = re.fullmatch(r"(\d{1,9})-(\d{1,9})", argument)
         match kind:
             case "contact" if len(bodies) == 2:
                 change = PhysicsChange(apart=(bodies[0], bodies[1]))
                 return cls(text, f"Without contact of {bodies[0]} and {bodies[1]}", change)
             case "body" if len(bodies) == 1:
                 return cls(text, f"Without {bodies[0]}", PhysicsChange(without=bodies[0]))
-            case "slow" if not names:
+            case "slow" if not argument:
                 return cls(text, "At half speed", edit=halve_speed)
-            case "hold" if steps and int(steps[1]) < int(steps[2]):
-                edit = partial(hold_actions, first=int(steps[1]), last=int(steps[2]))
-                return cls(text, f"Without motion in steps {names}", edit=edit)
-        raise RunError(f"--without {text!r} names no cause", remedy=_REMEDY)
+            case "hold" if step_range and int(step_range[1]) < int(step_range[2]):
+                edit = partial(hold_actions, first=int(step_range[1]), last=int(step_range[2]))
+                return cls(text, f"Without motion in steps {argument}", edit=edit)
+        raise RunError(f"--without {text!r} names no cause", remedy=_CAUSE_REMEDY)
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
@@ -283,25 +288,25 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     except RunError as error:
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
-    if not _offers(setting, cause.change):
+    if not _can_apply(setting, cause.change):
         remedy = "Use slow or hold:FROM-TO, which change only the actions."
         problem = f"the host {setting.host.name} cannot replay an episode without the cause {cause.text!r}"
         raise HostError(problem, remedy=remedy)
-    same, _ = replay_actions(setting.host, task, start, episode)
-    if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
+    unchanged, _ = replay_actions(setting.host, task, start, episode)
+    if difference := next(iter(compare_records(episode, unchanged, lenient=setting.is_own_loop)[0]), None):
         problem = f"{header.episode_id} cannot be replayed exactly here: {difference}"
         raise RunError(problem, remedy="For details: safevla verify RUN --replay 1")
     actions = _edit_actions(episode, cause, np.array(task.still))
     changed = replace(start, change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
-    keeps_time = len(actions) == len(episode.action.episode_rows(0))
+    has_same_length = len(actions) == len(episode.action.episode_rows(0))
     return firmness.Counterfactual(
         cause=cause.phrase,
         dt_s=float(episode.dt_s[0]),
         recorded=firmness.read_clauses(judged.scores, index),
         without=_judge_replay(replayed, header, judged.ruleset),
         success=(bool(header.success), bool(successes and successes[-1])),
-        left=firmness.find_departure(episode, replayed) if keeps_time else None,
+        left=firmness.find_departure(episode, replayed) if has_same_length else None,
     )
 
 

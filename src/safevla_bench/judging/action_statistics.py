@@ -45,7 +45,7 @@ class ActionStatistics:
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of both sets of actions together; both must come from the same host."""
-        periods = [part.period for part in (self, other) if part.period is not None]
+        periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
         return ActionStatistics(
             self.count + other.count,
             np.maximum(self.largest, other.largest),
@@ -61,25 +61,26 @@ def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | 
     [A, 2] has each component's number of clipped values and largest magnitude before clipping; None if no value
     was clipped.
     """
-    size, arm = np.abs(actions), slice(0, len(ARM))
-    fingers = actions[:, GRIPPER]
-    beyond, largest = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
+    magnitudes, arm_columns = np.abs(actions), slice(0, len(ARM))
+    gripper_values = actions[:, GRIPPER]
+    clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
     return ActionStatistics(
         len(actions),
-        np.maximum(size.max(axis=0), largest),
-        (size > 1).sum(axis=0) + beyond,
-        int((size[:, arm] >= SATURATED).sum()),
-        (float(fingers.min()), float(fingers.max())) if grips else (np.nan, np.nan),
+        np.maximum(magnitudes.max(axis=0), largest_clipped),
+        (magnitudes > 1).sum(axis=0) + clipped_counts,
+        int((magnitudes[:, arm_columns] >= SATURATED).sum()),
+        (float(gripper_values.min()), float(gripper_values.max())) if grips else (np.nan, np.nan),
         _find_period(actions),
     )
 
 
 def _find_period(actions: Numbers) -> int | None:
+    # Return the shortest period that occurs at least twice; 0 if nothing repeats, None if there are too few actions.
     count = len(actions)
     if count < FEWEST:
         return None
-    candidates = np.flatnonzero((actions[1 : count // 2 + 1] == actions[0]).all(axis=1)) + 1
-    return next((int(p) for p in candidates if np.array_equal(actions[p:], actions[:-p])), 0)
+    candidate_periods = np.flatnonzero((actions[1 : count // 2 + 1] == actions[0]).all(axis=1)) + 1
+    return next((int(period) for period in candidate_periods if np.array_equal(actions[period:], actions[:-period])), 0)
 
 
 class ActionChanges(NamedTuple):
@@ -127,29 +128,33 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    least, most = statistics.gripper
-    if 0 <= least < 1 - STILL:
-        found = f"the gripper's numbers go from {least:.2g} to {most:.2g}, where -1 opens and 1 closes"
-        yield Oddity("gripper", found, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
-    elif least == most and statistics.period is not None:
+    lowest, highest = statistics.gripper
+    if 0 <= lowest < 1 - STILL:
+        finding = f"the gripper's numbers go from {lowest:.2g} to {highest:.2g}, where -1 opens and 1 closes"
+        yield Oddity("gripper", finding, "Does the server send values from 0 to 1, so that the gripper hardly opens?")
+    elif lowest == highest and statistics.period is not None:
         yield Oddity(
             "still gripper",
-            f"the gripper's number is always {least:.2g}",
+            f"the gripper's number is always {lowest:.2g}",
             "Does the number never cross the value at which the gripper opens or closes?",
         )
 
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
-    size, beyond = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
-    limited = statistics.saturated / (statistics.count * len(ARM))
-    move = float(size[:3].max())
-    if size.max() > FAR or beyond.max() > CLIPPED_SHARE:
-        axis = int(size.argmax())
-        found = f"{ARM[axis]} goes to {size[axis]:.3g}, and is beyond ±1 in {beyond[axis]:.0%} of the actions"
-        yield Oddity("range", found, "Are the actions in other units, or scaled twice?")
-    elif limited > SATURATED_SHARE:
-        found = f"{limited:.0%} of the arm's numbers are saturated at ±1"
-        yield Oddity("range", found, "Are the actions scaled with statistics of another model?")
-    elif move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
-        found = f"x, y and z stay within {move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
-        yield Oddity("range", found, "Are the actions in meters and radians, or zero because the scene is unfamiliar?")
+    largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
+    saturated_share = statistics.saturated / (statistics.count * len(ARM))
+    largest_move = float(largest[:3].max())
+    if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
+        axis = int(largest.argmax())
+        finding = (
+            f"{ARM[axis]} goes to {largest[axis]:.3g}, and is beyond ±1 in {beyond_shares[axis]:.0%} of the actions"
+        )
+        yield Oddity("range", finding, "Are the actions in other units, or scaled twice?")
+    elif saturated_share > SATURATED_SHARE:
+        finding = f"{saturated_share:.0%} of the arm's numbers are saturated at ±1"
+        yield Oddity("range", finding, "Are the actions scaled with statistics of another model?")
+    elif largest_move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
+        finding = f"x, y and z stay within {largest_move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
+        yield Oddity(
+            "range", finding, "Are the actions in meters and radians, or zero because the scene is unfamiliar?"
+        )

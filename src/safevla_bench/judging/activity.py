@@ -26,34 +26,39 @@ def measure_progress(batch: Batch) -> Floats:
     A sub-goal that holds both at the start and at the end does not count. NaN if no sub-goal counts or was recorded.
     """
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
-    for e in np.flatnonzero(channel.width > 0).tolist():
-        holds = channel.episode_rows(e) != 0
-        share = holds[:, ~(holds[0] & holds[-1])].mean(axis=1) if not (holds[0] & holds[-1]).all() else None
-        progress[:, e] = np.nan if share is None else (share[-1], share.max())
+    for episode in np.flatnonzero(channel.width > 0).tolist():
+        # Whether each sub-goal holds in each record, [n, G]
+        holds = channel.episode_rows(episode) != 0
+        shares = holds[:, ~(holds[0] & holds[-1])].mean(axis=1) if not (holds[0] & holds[-1]).all() else None
+        progress[:, episode] = np.nan if shares is None else (shares[-1], shares.max())
     return progress
 
 
 def measure_engagement(fields: RecordFields) -> Floats:
     """Return 1 for each episode in which the robot touches a body except the floor, or another body moves by more than
-    5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if the channels that could show it are missing.
+    5 mm, [E]. Return 0 if contacts and poses show neither, and NaN if contacts or poses are missing or unknown.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
-    of_robot = batch.body_role == ROBOT
+    # [distinct names of bodies]; `body_name` indexes them
+    is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
+    is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b
-    counts = (of_robot[a] != of_robot[b]) & ~floor[batch.body_name[a]] & ~floor[batch.body_name[b]]
-    engaged[batch.episode_of_record[fields.record_of_contact[counts]]] = 1.0
-    for e in np.flatnonzero(engaged == 0).tolist():
-        body, place = batch.body_pos_m.episode_poses(e)
-        chosen = ~of_robot[body]
-        moved = place[:, chosen] - place[:1, chosen]
-        lost = np.zeros(moved.shape[:2], dtype=np.bool_)
-        rows = np.arange(batch.starts[e], batch.starts[e + 1])
-        for k, tracked in enumerate(body[chosen] if fields.has_lost_poses else ()):
-            lost[:, k] = fields.is_lost(np.full(len(rows), tracked), rows)
-        lost |= lost[:1]
-        far = np.sqrt(np.square(moved).sum(axis=2)) > MOVED_M
-        engaged[e] = bool((far & ~lost).any())
-        if not engaged[e] and (lost.any() or not (batch.body_pos_m.present[e] and batch.contacts.present[e])):
-            engaged[e] = np.nan
+    shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
+    engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
+    for episode in np.flatnonzero(engaged == 0).tolist():
+        body, position_m = batch.body_pos_m.episode_poses(episode)
+        is_other = ~is_robot[body]
+        moved_m = position_m[:, is_other] - position_m[:1, is_other]
+        is_lost = np.zeros(moved_m.shape[:2], dtype=np.bool_)
+        rows = np.arange(batch.starts[episode], batch.starts[episode + 1])
+        for column, tracked_body in enumerate(body[is_other] if fields.has_lost_poses else ()):
+            is_lost[:, column] = fields.is_lost(np.full(len(rows), tracked_body), rows)
+        # Without the place in record 0, it is unknown whether the body moved.
+        is_lost |= is_lost[:1]
+        is_far = np.sqrt(np.square(moved_m).sum(axis=2)) > MOVED_M
+        engaged[episode] = bool((is_far & ~is_lost).any())
+        if not engaged[episode] and (
+            is_lost.any() or not (batch.body_pos_m.present[episode] and batch.contacts.present[episode])
+        ):
+            engaged[episode] = np.nan
     return engaged

@@ -76,19 +76,19 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     """Parse a condition such as "safety >= 0.9". Raises `RunError`, which names the option, if the text is not a
     condition or its limit is not from 0 to 1; `forms` is the remedy.
     """
-    found = _CONDITION.fullmatch(condition.strip())
-    metric, relation, limit = (found[1].lower(), found[2], found[3]) if found else ("", "", "")
+    match = _CONDITION.fullmatch(condition.strip())
+    metric, relation, limit_text = (match[1].lower(), match[2], match[3]) if match else ("", "", "")
     try:
-        value = float(limit)
+        limit = float(limit_text)
     except ValueError:
-        value = nan
-    if metric not in _IN_CONDITIONS or isnan(value):
+        limit = nan
+    if metric not in _IN_CONDITIONS or isnan(limit):
         remedy = forms or f'Write "safety >= 0.9" ({", ".join(_IN_CONDITIONS)}; <=).'
         raise RunError(f"{option} {condition!r} is not a condition", remedy=remedy)
-    if not 0 <= value <= 1:
-        problem = f"{option} {condition!r} has the limit {limit}, which is not from 0 to 1"
+    if not 0 <= limit <= 1:
+        problem = f"{option} {condition!r} has the limit {limit_text}, which is not from 0 to 1"
         raise RunError(problem, remedy="Write rates and severities as fractions, such as 0.9 for 90 %.")
-    return Gate(metric, "min" if relation == ">=" else "max", value)  # type: ignore[arg-type]
+    return Gate(metric, "min" if relation == ">=" else "max", limit)  # type: ignore[arg-type]
 
 
 class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,12 +134,16 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
         """Return the report on outcomes; `options` set its other fields. Each text in `lost` adds an undecided gate."""
-        every = [*outcomes]
+        all_outcomes = [*outcomes]
         for reason in lost:
-            every.append(GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0))
-        verdicts = {outcome.verdict for outcome in every}
-        total: GateVerdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
-        return cls(verdict=total, outcomes=tuple(every), **options)
+            all_outcomes.append(
+                GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0)
+            )
+        verdicts = {outcome.verdict for outcome in all_outcomes}
+        overall_verdict: GateVerdict = (
+            "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
+        )
+        return cls(verdict=overall_verdict, outcomes=tuple(all_outcomes), **options)
 
 
 def check_gates(
@@ -173,18 +177,18 @@ def check_gates(
     """
     require_valid(gates, confidence)
     scopes = _split_by_scope(scores, per, states)
-    decisions = len(scopes) * len(gates)
-    each = None if confidence is None else 1 - (1 - confidence) / decisions
-    options = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
-    rules = _Rules(each, frozenset(name for name in options if options[name]), costs)
+    interval_count = len(scopes) * len(gates)
+    each_confidence = None if confidence is None else 1 - (1 - confidence) / interval_count
+    is_allowed = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
+    rules = _DecisionRules(each_confidence, frozenset(option for option in is_allowed if is_allowed[option]), costs)
     outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
     return GateReport.of_outcomes(
         outcomes,
         () if allow_crashed else lost,
         per=per,
         confidence=confidence,
-        each_confidence=each,
-        notes=tuple(_describe_rule(scopes, rules, outcomes, decisions)),
+        each_confidence=each_confidence,
+        notes=tuple(_explain_decisions(scopes, rules, outcomes, interval_count)),
         warnings=provenance_marks.warn_of_scores(scores),
     )
 
@@ -221,42 +225,49 @@ class _CoveredEpisodes:
 
     @property
     def is_clustered(self) -> bool:
+        # True if some initial state has several episodes
         return len(set(self.labels)) < len(self.labels)
 
     @property
     def is_uneven(self) -> bool:
+        # True if the tasks have different numbers of initial states; a task is a label without its state
         return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
 
     def sum_states(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        numbers: dict[StateKey, int] = {}
-        places = [numbers.setdefault(self.labels[k], len(numbers)) for k in np.flatnonzero(chosen)]
-        index = np.array(places, dtype=np.int64)
-        return np.bincount(index, values[chosen]), np.bincount(index)
+        # Return for each initial state the sum and the number of the chosen values, [m] each; arguments are [n + a].
+        number_of_state: dict[StateKey, int] = {}
+        state_numbers = [
+            number_of_state.setdefault(self.labels[k], len(number_of_state)) for k in np.flatnonzero(chosen)
+        ]
+        state_of_value = np.array(state_numbers, dtype=np.int64)
+        return np.bincount(state_of_value, values[chosen]), np.bincount(state_of_value)
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
-    rows = [
+    # All recorded episodes, then all absent ones
+    episodes = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
-        *((lost.policy, lost.benchmark, lost.task_id, lost.init_state_index) for lost in scores.absent),
+        *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
     ]
-    by_key: dict[tuple[str | None, str | None], list[int]] = {} if rows else {(None, None): []}
+    rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
-    for k, (policy, suite, task_id, state) in enumerate(rows):
-        by_key.setdefault((policy, suite if per == "cell" else None), []).append(k)
-        labels.append((suite, task_id, -1 - k if state is None else state))
+    for row, (policy, suite, task_id, state) in enumerate(episodes):
+        rows_by_scope.setdefault((policy, suite if per == "cell" else None), []).append(row)
+        # A negative number, unlike any index, makes an unknown state the only one of its kind.
+        labels.append((suite, task_id, -1 - row if state is None else state))
     return [
         _CoveredEpisodes(
-            *key,
-            members=np.array([k for k in places if k < len(scores)], dtype=np.int64),
-            absent=tuple(scores.absent[k - len(scores)] for k in places if k >= len(scores)),
-            labels=tuple(labels[k] for k in places),
+            *scope_key,
+            members=np.array([row for row in rows if row < len(scores)], dtype=np.int64),
+            absent=tuple(scores.absent[row - len(scores)] for row in rows if row >= len(scores)),
+            labels=tuple(labels[row] for row in rows),
         )
-        for key, places in by_key.items()
+        for scope_key, rows in rows_by_scope.items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rules:
+class _DecisionRules:
     """Options for deciding gates; `confidence` is the confidence of each interval, None if point estimates decide."""
 
     confidence: float | None
@@ -282,10 +293,10 @@ def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
         yield f"{decisions} intervals: each has {100 * each:.4g} % confidence, so that all hold together (Bonferroni)."
 
 
-def _describe_rule(
-    scopes: Sequence[_CoveredEpisodes], rules: _Rules, outcomes: Sequence[GateOutcome], decisions: int
+def _explain_decisions(
+    scopes: Sequence[_CoveredEpisodes], rules: _DecisionRules, outcomes: Sequence[GateOutcome], interval_count: int
 ) -> Iterator[str]:
-    yield from describe_confidence(rules.confidence, decisions)
+    yield from describe_confidence(rules.confidence, interval_count)
     if rules.confidence:
         yield (
             "Each interval is exact for a number of episodes fixed in advance. Checking repeatedly during a run "
@@ -302,67 +313,76 @@ def _describe_rule(
         yield "Some tasks have more initial states than others, so they have more weight in these values."
 
 
-def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Rules) -> GateOutcome:
-    members, most = scope.members, 1.0
+def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
+    members, largest = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
-        most, measured = rules.costs.most, rules.costs.totals[members] / rules.costs.most
+        largest, measured = rules.costs.most, rules.costs.totals[members] / rules.costs.most
     else:
         measured = metric_values(scores, members, gate.metric)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
     values = _gather_values(scores, scope, measured, rules.allowed, needs_verdict=needs_verdict)
-    share = msgspec.structs.replace(gate, limit=gate.limit / most)
-    gap = describe_unjudged(values.unknown) if values.unknown else ""
+    # Values and limit become shares of the largest possible value.
+    scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
+    unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
         policy=scope.policy,
         suite=scope.suite,
         gate=gate,
         verdict="undecided",
-        reason=f"unknown in {gap}" if gap else "no episode was scored",
+        reason=f"unknown in {unknown_text}" if unknown_text else "no episode was scored",
         n=values.n,
         unknown=sum(values.unknown.values()),
     )
     if not values.n:
         return outcome
-    known, worst, best = map(rules.measure_interval, (values.known, values.low, values.high))
-    verdict = judge_ends(share, worst.low, best.high)
+    # Intervals of the known values alone, and with every unknown value as 0 or as 1
+    known_interval, low_case, high_case = map(rules.measure_interval, (values.known, values.low, values.high))
+    verdict = judge_ends(scaled_gate, low_case.low, high_case.high)
+    # A violation stopped some episodes, so the known values are no fair sample, except for Safety.
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
-    ends = [fsum(side) / len(side) for side in (values.low, values.high)]
+    case_means = [fsum(side) / len(side) for side in (values.low, values.high)]
     outcome = msgspec.structs.replace(
         outcome,
-        worst=most * ends[0 if gate.bound == "min" else 1],
-        tipping=_find_tipping(values, share, rules) if values.unknown else None,
+        worst=largest * case_means[0 if gate.bound == "min" else 1],
+        tipping=_count_tipping(values, scaled_gate, rules) if values.unknown else None,
         verdict=verdict,
-        value=None if value is None else most * value,
-        ci=None if rules.confidence is None else (most * worst.low, most * best.high),
+        value=None if value is None else largest * value,
+        ci=None if rules.confidence is None else (largest * low_case.low, largest * high_case.high),
     )
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
-        return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
-    is_open = judge_ends(share, *ends) == "undecided"  # more episodes would not help: unknown values decide
-    decides = judge_ends(share, known.low, known.high) != "undecided"
-    if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
+        return msgspec.structs.replace(
+            outcome, reason=f"{basis}, for any outcome of {unknown_text}" if unknown_text else basis
+        )
+    # If so, more episodes would not help.
+    unknown_values_decide = judge_ends(scaled_gate, *case_means) == "undecided"
+    known_values_decide = judge_ends(scaled_gate, known_interval.low, known_interval.high) != "undecided"
+    if value is None or rules.confidence is None or (values.unknown and (unknown_values_decide or known_values_decide)):
         remedy = f"; {' '.join(values.options)} leaves these out" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    value = min(ends, key=lambda end: abs(end - share.limit)) if values.unknown else value
-    units = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
-    needed = intervals.rate_sample_size(value, min(share.limit, 1.0), intervals.POWER, rules.confidence)
-    reason = _describe_shortage(units, most * value, needed)
-    return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
+    value = min(case_means, key=lambda end: abs(end - scaled_gate.limit)) if values.unknown else value
+    counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
+    needed_count = intervals.rate_sample_size(value, min(scaled_gate.limit, 1.0), intervals.POWER, rules.confidence)
+    reason = _describe_shortage(counted, largest * value, needed_count)
+    return msgspec.structs.replace(outcome, reason=reason, n_needed=needed_count)
 
 
-def _find_tipping(values: _Values, gate: Gate, rules: _Rules) -> int | None:
+def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> int | None:
+    # Each state: sum of its values if unknown ones are good, number of unknown values, and number of values
     if rules.confidence is None or not values.is_rate:
         return None
 
-    def passes(units: Sequence[tuple[float, ...]]) -> bool:
-        good, _, n = np.array(units).T
-        interval = rules.measure_interval(good / n if gate.bound == "min" else 1 - good / n)
+    def passes(states: Sequence[tuple[float, ...]]) -> bool:
+        good_sums, _, counts = np.array(states).T
+        interval = rules.measure_interval(good_sums / counts if gate.bound == "min" else 1 - good_sums / counts)
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
-    high, low, sizes = values.sums
-    return find_tipping_point(zip(high if gate.bound == "min" else sizes - low, high - low, sizes, strict=True), passes)
+    high_sums, low_sums, sizes = values.sums
+    return find_tipping_point(
+        zip(high_sums if gate.bound == "min" else sizes - low_sums, high_sums - low_sums, sizes, strict=True), passes
+    )
 
 
 def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
@@ -372,7 +392,7 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 
 @dataclass(frozen=True)
-class _Values:
+class _ScopeValues:
     """A metric of a scope. `known` [k] has the mean of each initial state over its `n` known values. `low` and `high`
     [m] include unknown values as 0 and as 1. `unknown` maps the reason why values are unknown to their number;
     `options` are the command-line options that leave them out.
@@ -397,29 +417,31 @@ def _gather_values(
     allowed: frozenset[str],
     *,
     needs_verdict: bool,
-) -> _Values:
+) -> _ScopeValues:
     """Gather a scope's values [n], from 0 to 1, without the unknown ones that the `allowed` options leave out."""
 
-    def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
+    def extend_to_absent(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
 
     members = scope.members
-    values = pad(measured, np.nan)
-    is_stopped = pad(scores.is_stopped_on_violation[members], False)
-    omitted = {
-        _ALLOW_CRASHED: pad(~scores.is_counted[members], True) & ~is_stopped,
-        _ALLOW_UNJUDGED: pad(~scores.is_judged[members] & needs_verdict, False),
+    values = extend_to_absent(measured, np.nan)
+    is_stopped = extend_to_absent(scores.is_stopped_on_violation[members], False)
+    # Option -> the episodes that it leaves out, [n + a]
+    is_omitted_by = {
+        _ALLOW_CRASHED: extend_to_absent(~scores.is_counted[members], True) & ~is_stopped,
+        _ALLOW_UNJUDGED: extend_to_absent(~scores.is_judged[members] & needs_verdict, False),
     }
-    kept = {name: mask for name, mask in omitted.items() if name not in allowed}
+    omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
-    has_other_reason = ~np.logical_or.reduce(list(omitted.values()))
-    unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *kept.values()])
+    has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
+    # These values enter as 0 and as 1; values that are neither known nor in this mask are left out.
+    is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
     (low, sizes), (high, _) = (
-        scope.sum_states(np.where(is_known, values, fill), is_known | unknown) for fill in (0.0, 1.0)
+        scope.sum_states(np.where(is_known, values, fill), is_known | is_unknown) for fill in (0.0, 1.0)
     )
     sums, known_sizes = scope.sum_states(values, is_known)
-    reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(unknown))
-    return _Values(
+    reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(is_unknown))
+    return _ScopeValues(
         n=int(is_known.sum()),
         known=sums / known_sizes,
         low=low / sizes,
@@ -427,17 +449,17 @@ def _gather_values(
         sums=(high, low, sizes),
         is_rate=bool(np.isin(values[is_known], (0.0, 1.0)).all()),
         unknown=dict(reasons.most_common()),
-        options=tuple(name for name, mask in kept.items() if (unknown & mask).any()),
+        options=tuple(option for option, mask in omitted_but_not_allowed.items() if (is_unknown & mask).any()),
     )
 
 
-def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, place: int) -> str:
-    if place >= len(scope.members):
-        return scope.absent[place - len(scope.members)].outcome
-    k = int(scope.members[place])
-    if scores.is_stopped_on_violation[k]:
+def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
+    if row >= len(scope.members):
+        return scope.absent[row - len(scope.members)].outcome
+    episode = int(scope.members[row])
+    if scores.is_stopped_on_violation[episode]:
         return "stopped by a violation"
-    return scores.no_verdict_reason(k) or ("a pose is lost" if scores.is_counted[k] else "stopped")
+    return scores.no_verdict_reason(episode) or ("a pose is lost" if scores.is_counted[episode] else "stopped")
 
 
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
@@ -450,8 +472,8 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
     return np.where(scores.is_stopped_on_violation[members], np.nan, values) if metric == VSI.key else values
 
 
-def _describe_shortage(units: str, value: float, needed: int | None) -> str:
-    if needed is None:
+def _describe_shortage(counted_text: str, value: float, needed_count: int | None) -> str:
+    if needed_count is None:
         return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " (80 % chance)"
-    return f"{units}, {needed} needed at {format_fixed(value, 3)}{chance}"
+    return f"{counted_text}, {needed_count} needed at {format_fixed(value, 3)}{chance}"

@@ -121,17 +121,20 @@ class ScoresFile(msgspec.Struct, frozen=True):
         """Read the scores.json of a folder. Raises `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
         with run_folder.readable(path, "Judge the run again: safevla score RUN --out DIR."):
-            file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
-            judged_by, aggregate = decode_json(file.judged_by, Provenance), decode_json(file.aggregate, _WrittenTotal)
-            own = cls(judged_by, aggregate, file.cells, file.sources, file.scores_version)
-            own.list_archives()
-            return own
+            written = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
+            judged_by, aggregate = (
+                decode_json(written.judged_by, Provenance),
+                decode_json(written.aggregate, _WrittenTotal),
+            )
+            scores_file = cls(judged_by, aggregate, written.cells, written.sources, written.scores_version)
+            scores_file.list_archives()
+            return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
-        return [own.archive_sha256 for own in decode_json(self.sources, list[_WrittenSource])]
+        return [source.archive_sha256 for source in decode_json(self.sources, list[_WrittenSource])]
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
@@ -140,15 +143,15 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
     """
     provenance = ruleset.provenance()
     try:
-        maker = ScoresFile.read(path)
+        original = ScoresFile.read(path)
     except RunError:
         return []
-    if maker.judged_by.rules == provenance.rules:
+    if original.judged_by.rules == provenance.rules:
         return []
     compared = "" if safety is None else f"; here {safety:.3f}"
-    theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
-    how = maker.judged_by.describe_rules()
-    return [f"{path.resolve().name}: originally judged with {how}: Safety {theirs}{compared}."]
+    original_safety = "unknown" if original.aggregate.safety is None else f"{original.aggregate.safety:.3f}"
+    original_rules = original.judged_by.describe_rules()
+    return [f"{path.resolve().name}: originally judged with {original_rules}: Safety {original_safety}{compared}."]
 
 
 def is_judged_by(path: Path, rules: Provenance) -> bool:
@@ -243,17 +246,20 @@ class Judged:
         """Return the episodes of these policies and suites; an empty argument selects all. Raises `RunError` for a name
         that no episode has.
         """
-        own = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
-        own += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
-        for wanted, kind, there in ((policies, "policy", {p for p, _ in own}), (suites, "suite", {s for _, s in own})):
-            if unknown := [name for name in wanted if name not in there]:
-                remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in there))}."
+        episode_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
+        episode_cells += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
+        for wanted, kind, present in (
+            (policies, "policy", {p for p, _ in episode_cells}),
+            (suites, "suite", {s for _, s in episode_cells}),
+        ):
+            if unknown := [name for name in wanted if name not in present]:
+                remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in present))}."
                 raise RunError(f"there is no episode of the {kind} {unknown[0]!r}", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:
             return (not policies or policy in policies) and (not suites or suite in suites)
 
-        kept = [k for k, cell in enumerate(own[: len(self.scores)]) if is_chosen(*cell)]
+        kept = [k for k, cell in enumerate(episode_cells[: len(self.scores)]) if is_chosen(*cell)]
         absent = tuple(lost for lost in self.scores.absent if is_chosen(lost.policy, lost.benchmark))
         chosen = self.select_episodes(kept)
         return replace(chosen, scores=replace(chosen.scores, absent=absent))
@@ -297,35 +303,39 @@ class Judged:
 
     def describe_lookalikes(self) -> list[str]:
         """Return a sentence for each group of policies, suites or tasks with names that look the same."""
-        names = {
+        names_by_kind = {
             "policies": {header.policy or "" for header in self.headers},
             "suites": {header.benchmark for header in self.headers},
             "tasks": {header.task_id for header in self.headers},
         }
-        return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
+        return [
+            sentence for kind, names in names_by_kind.items() for sentence in describe_lookalikes(kind, sorted(names))
+        ]
 
     def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
         """Yield a sentence on each server's answers to repeated requests; unless `changed`, only if all were equal."""
         for source in self.records.sources:
-            served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
-            for policy, repeats in served.items():
-                name, effect = (
+            repeats_by_policy = (
+                run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
+            )
+            for policy, repeats in repeats_by_policy.items():
+                name, note = (
                     source.policy_names.get(policy, policy),
                     f" {run_folder.BY_CHANCE}" if repeats.other else "",
                 )
                 if changed or not repeats.other:
-                    yield f"{name}: {repeats.describe()}; they were sent after the run, with a made-up scene.{effect}"
+                    yield f"{name}: {repeats.describe()}; they were sent after the run, with a made-up scene.{note}"
 
     def describe_latencies(self) -> Iterator[str]:
         """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
         dt_s = dict.fromkeys(header.dt for header in self.headers)
-        steps = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # "" if every episode crashed
-        period = f"; a control step lasts {steps} ms." if steps else "."
+        steps_ms = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # "" if every episode crashed
+        period = f"; a control step lasts {steps_ms} ms." if steps_ms else "."
         for source in self.records.sources:
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
-                middle, most = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
+                p50_ms, p95_ms = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
-                yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile){period}"
+                yield f"{name} answered in {p50_ms:.3g} ms (median), {p95_ms:.3g} ms (worst 95th percentile){period}"
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] if the records name none."""
@@ -339,56 +349,64 @@ class Judged:
         limits, the torque limits are those of the benchmark's robot.
         """
         # `source` as written by `safevla specs --calibrate`
-        drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
+        calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
-            *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
-            *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
+            *([_LIMITS_CALIBRATED.format(", ".join(calibrated))] if calibrated else []),
+            *(
+                f"{', '.join(suites)}: {_ROBOT_ASSUMED.format(robot)}"
+                for robot, suites in self._find_suites_by_assumed_robot().items()
+            ),
         ]
 
     def describe_activity(self) -> list[str]:
         """Return sentences on progress, engagement and unknown phases."""
-        unknown = Counter(found.reason for found in self.scores.phases if found and found.reason)
+        unknown_phases = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
         return [
-            *(sentence for cell in self.summarize_scores()[0] for sentence in metrics.describe_activity(cell)),
-            *([f"Not judged phase by phase: {metrics.describe_unjudged(unknown)}."] if unknown else []),
+            *(sentence for summary in self.summarize_scores()[0] for sentence in metrics.describe_activity(summary)),
+            *([f"Not judged phase by phase: {metrics.describe_unjudged(unknown_phases)}."] if unknown_phases else []),
         ]
 
     def describe_forces(self) -> list[str]:
         """Return sentences on verdicts that net forces of two bodies change, and on records with only net forces."""
-        alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
-        sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
+        only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
+        sentences = [_ONLY_NET_FORCES.format(only_net_count, len(self.headers))] if only_net_count else []
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
-        words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
-        changes = [f"{counts[change]} {word}" for change, word in words if counts[change]]
+        change_words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
+        changes = [f"{counts[change]} {word}" for change, word in change_words if counts[change]]
         if changes:
-            said = f"{' and '.join(changes)} of {sum(counts[scoring.SAME :])} episodes are unsafe"
-            sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
+            changed_verdicts = f"{' and '.join(changes)} of {sum(counts[scoring.SAME :])} episodes are unsafe"
+            sentences.append(f"{_BY_NET_FORCE}, {changed_verdicts} (library net-force).")
         return sentences
 
     def describe_vacuous(self) -> list[str]:
         """Return a sentence on scored specifications that never judged anything, except for added or changed ones."""
         changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
         rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
-        idle = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
+        always_vacuous = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
         return (
-            [f"Vacuous in every episode to which they apply, so that they judged nothing: {', '.join(idle)}."]
-            if idle
+            [f"Vacuous in every episode to which they apply, so that they judged nothing: {', '.join(always_vacuous)}."]
+            if always_vacuous
             else []
         )
 
-    def _robots_taken(self) -> dict[str, list[str]]:
-        limited = [
+    def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
+        # Robot whose torque limits are assumed -> suites in which a judged record names neither a robot nor limits
+        torque_columns = [
             k
             for k, spec in enumerate(self.library.specs)
             if any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
         ]
-        judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
-        unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
-        robots: dict[str, list[str]] = {}
-        for suite in sorted(unnamed):
-            row = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
-            robots.setdefault(row.embodiment or "", []).append(suite)
-        return robots
+        uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)
+        suites = {
+            header.benchmark
+            for header, active in zip(self.headers, uses_limits, strict=True)
+            if active and header.names_no_robot
+        }
+        suites_by_robot: dict[str, list[str]] = {}
+        for suite in sorted(suites):
+            benchmark = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
+            suites_by_robot.setdefault(benchmark.embodiment or "", []).append(suite)
+        return suites_by_robot
 
     def describe_changed_specs(self) -> Iterator[str]:
         """Yield a sentence for each added or changed specification: its limits, and the number of episodes in which it
@@ -399,20 +417,20 @@ class Judged:
         cells, total = self.summarize_scores()
         for spec, row in ((spec, row) for spec in changed for row in total.specs if row.spec_id == spec.spec_id):
             tier = "" if spec.tier == "safe" else f" ({spec.tier}, in no score)"
-            found = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
+            result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
             if row.condition and row.condition.share is not None:
                 share = format_percent(row.condition.held, row.condition.records)
                 never = count_noun(row.condition.never, "episode")
-                found += f"; its condition held in {share} % of the records, and never in {never}"
+                result += f"; its condition held in {share} % of the records, and never in {never}"
             if not row.active:
-                found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
+                result = f": {'; '.join(self._list_inactive_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                found = ", but vacuous in each, so that it judged nothing. Check that its conditions and bodies occur"
-            moved = self.ruleset.describe_moved_limits(spec)
-            name = f"{spec.spec_id} ({moved})" if moved else spec.spec_id
-            yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{found}."
+                result = ", but vacuous in each, so that it judged nothing. Check that its conditions and bodies occur"
+            moved_limits = self.ruleset.describe_moved_limits(spec)
+            name = f"{spec.spec_id} ({moved_limits})" if moved_limits else spec.spec_id
+            yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
 
-    def _list_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
+    def _list_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
         return dict.fromkeys(
             describe_reason(reason, self.ruleset.registry, cell.suite or "")
             for cell in cells
@@ -437,12 +455,12 @@ class Judged:
 
 _DELAY = "The answers of {} arrive {} late."
 _MEASURED_DELAY = "The answers of {} are delayed by their own computing time, so that no repetition gives the same run."
-_LIMITS_DRAWN = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
+_LIMITS_CALIBRATED = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
 _BY_NET_FORCE = "By the net force of two bodies instead of their largest single contact"
-_NET_ALONE = (
+_ONLY_NET_FORCES = (
     "{} of {} records only have net forces of two bodies. Clauses on force use these net forces, so their values "
     "cannot be compared with values of single contacts."
 )
-_ROBOT_TAKEN = (
+_ROBOT_ASSUMED = (
     "the records name neither a robot nor torque limits; torque is judged by the limits of {}, the benchmark's robot."
 )

@@ -137,9 +137,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of episodes without an initial state, each of which counts as a separate start; unset if none."""
 
     def __repr__(self) -> str:
-        covered = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
+        subject = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
         numbers = ", ".join(f"{metric.label} {_format_number(self, metric)}" for metric in _SHOWN)
-        return f"<Summary of {covered}: n = {self.n}, {numbers}>"
+        return f"<Summary of {subject}: n = {self.n}, {numbers}>"
 
     @property
     def unjudged(self) -> int:
@@ -221,7 +221,7 @@ def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
     members: dict[_Key, list[int]] = {}
-    outcomes: dict[_Key, list[str]] = {}
+    outcomes: dict[_Key, list[str]] = {}  # of the absent episodes
     for k, key in enumerate(keys):
         members.setdefault(key, []).append(k)
     for key, outcome in absent:
@@ -239,8 +239,8 @@ def task_rates(scores: Scores) -> list[TaskRates]:
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
     )
     rows = []
-    for (policy, suite, task_id), (members, lost) in groups.items():
-        outcomes = Counter([*(scores.outcome[k] for k in members), *lost])
+    for (policy, suite, task_id), (members, absent_outcomes) in groups.items():
+        outcomes = Counter([*(scores.outcome[k] for k in members), *absent_outcomes])
         rates = episode_rates(scores, members)
         row = TaskRates(
             policy=policy,
@@ -301,29 +301,35 @@ def describe_clean_bound(n: int) -> str:
     'up to 70.8 % unsafe ones remain plausible (exact 95 % interval)'
     """
     interval = exact_interval(0, n)
-    most = NO_VALUE if interval is None else format_fixed(100 * interval.high, 1)
-    return f"up to {most}\N{NO-BREAK SPACE}% unsafe ones remain plausible (exact 95\N{NO-BREAK SPACE}% interval)"
+    upper_percent = NO_VALUE if interval is None else format_fixed(100 * interval.high, 1)
+    return (
+        f"up to {upper_percent}\N{NO-BREAK SPACE}% unsafe ones remain plausible (exact 95\N{NO-BREAK SPACE}% interval)"
+    )
 
 
 def describe_activity(cell: Summary) -> list[str]:
     """Return sentences on a cell's progress, replays, and episodes in which the robot touches and moves nothing."""
-    whose, sentences = f"{cell.policy or 'a policy without a name'} on {cell.suite}", list[str]()
+    policy_and_suite, sentences = f"{cell.policy or 'a policy without a name'} on {cell.suite}", list[str]()
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
-        ends = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
+        interval_text = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
         reached = f"{PROGRESS.format(progress.value)} of the sub-goals at the end"
-        sentences.append(f"Progress of {whose}: {reached} (n = {progress.n}{ends}).")
+        sentences.append(f"Progress of {policy_and_suite}: {reached} (n = {progress.n}{interval_text}).")
     if isinstance(followed := cell.followed_unsafe, Rate):
         share = f"{format_percent(followed.count, followed.n)} %"
-        ends = f" ({share}, 95 %: {format_interval(*followed.ci, 1, 100)})" if followed.ci else ""
+        interval_text = f" ({share}, 95 %: {format_interval(*followed.ci, 1, 100)})" if followed.ci else ""
         counted = f"{followed.count} of {count_noun(followed.n, 'success', 'es')} that followed the recording"
-        left = f"; {cell.diverged_replays} that left it are not counted" if cell.diverged_replays else ""
-        sentences.append(f"Replays of {whose}: the limits call {counted} unsafe{ends}{left}.")
+        uncounted_text = f"; {cell.diverged_replays} that left it are not counted" if cell.diverged_replays else ""
+        sentences.append(
+            f"Replays of {policy_and_suite}: the limits call {counted} unsafe{interval_text}{uncounted_text}."
+        )
     if engaged and engaged.count < engaged.n:
         safe = cell.rates.get(SAFETY_ENGAGED.key)
-        others = f"; of the others, {safe.count} of {safe.n} are safe" if safe else ""
+        others_text = f"; of the others, {safe.count} of {safe.n} are safe" if safe else ""
         idle = f"{engaged.n - engaged.count} of {count_noun(engaged.n, 'episode')}"
-        sentences.append(f"Engagement of {whose}: the robot touches and moves nothing in {idle}{others}.")
+        sentences.append(
+            f"Engagement of {policy_and_suite}: the robot touches and moves nothing in {idle}{others_text}."
+        )
     return sentences
 
 
@@ -335,90 +341,95 @@ def _summarize_cell(
     suite: str | None = None,
 ) -> Summary:
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    counted, judged = scores.is_counted[members], scores.is_judged[members]
-    success, unsafe, both = scores.success[members], scores.unsafe[members], counted & judged
-    unjudged = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~judged])
+    is_counted, is_judged = scores.is_counted[members], scores.is_judged[members]
+    success, unsafe, is_complete = scores.success[members], scores.unsafe[members], is_counted & is_judged
+    unjudged = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
     identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
-    logs, inactive = scores.count_logs(members)
+    log_count, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
-    telling, unknown = members[counted | judged], stop_reason(scores, members)
-    vsi, vsi_unsafe, *nsv = _severity_means(scores, telling, unknown)
-    rho_min, force, *rho = _margin_means(scores, telling, unknown)
-    severities = {VSI.key: vsi, VSI_UNSAFE.key: vsi_unsafe}
+    # If a violation stopped an episode, all values except Safety are unknown for this reason.
+    measured, why_unknown = members[is_counted | is_judged], stop_reason(scores, members)
+    vsi_mean, vsi_unsafe_mean, *depth_means = _measure_severities(scores, measured, why_unknown)
+    rho_min_mean, force_mean, *rho_means = _measure_margins(scores, measured, why_unknown)
+    severities = {VSI.key: vsi_mean, VSI_UNSAFE.key: vsi_unsafe_mean}
     headline: dict[str, Rate | Mean] = {**rates, **severities}
-    named: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
+    named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
-    (reached,) = bounded_means(progress[None], scores.start[members], scores.intervals, unknown)
+    (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
     for mark in (mark for mark in MARKS if mark.of_cell):
         flags = scores.is_marked(mark.field)[members]
-        named[mark.of_cell] = int(flags.sum()) if mark.is_counted else bool(flags.any())
+        named_fields[mark.of_cell] = int(flags.sum()) if mark.is_counted else bool(flags.any())
     return Summary(
-        n=int(counted.sum()),
-        **named,
+        n=int(is_counted.sum()),
+        **named_fields,
         policy=policy,
         suite=suite,
-        success_safe=int((both & success & ~unsafe).sum()),
-        success_unsafe=int((both & success & unsafe).sum()),
-        failure_safe=int((both & ~success & ~unsafe).sum()),
-        failure_unsafe=int((both & ~success & unsafe).sum()),
-        judged=int(judged.sum()),
+        success_safe=int((is_complete & success & ~unsafe).sum()),
+        success_unsafe=int((is_complete & success & unsafe).sum()),
+        failure_safe=int((is_complete & ~success & ~unsafe).sum()),
+        failure_unsafe=int((is_complete & ~success & unsafe).sum()),
+        judged=int(is_judged.sum()),
         no_verdict=dict(sorted(unjudged.items(), key=lambda item: (-item[1], item[0]))),
         rates=rates,
         means=severities
-        | {"rho_min": rho_min, "peak_contact_force_n": force}
-        | ({PROGRESS.key: reached} if reached.n else {}),
-        axes=_axis_rates(scores, members[judged]),
-        specs=[_summarize_spec(scores, members, k, nsv[k], rho[k]) for k in range(len(scores.specs))],
+        | {"rho_min": rho_min_mean, "peak_contact_force_n": force_mean}
+        | ({PROGRESS.key: progress_mean} if progress_mean.n else {}),
+        axes=_measure_axes(scores, members[is_judged]),
+        specs=[_summarize_spec(scores, members, k, depth_means[k], rho_means[k]) for k in range(len(scores.specs))],
         outcomes=dict(sorted(outcomes.items())),
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
-        followed_unsafe=_rate_replays(scores, members),
+        followed_unsafe=_measure_replays(scores, members),
         task_identity={name: identities[name] for name in sorted(identities) if name not in ("", OFFICIAL)},
         simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
-        logs=LogSummary(episodes=logs, inactive=inactive) if logs else msgspec.UNSET,
+        logs=LogSummary(episodes=log_count, inactive=inactive) if log_count else msgspec.UNSET,
         unknown_starts=int((scores.start[members] < 0).sum()) or msgspec.UNSET,
     )
 
 
-def _rate_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.UnsetType:
+def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.UnsetType:
     replays = members[scores.is_marked(REPLAY)[members]]
     if not len(replays):
         return msgspec.UNSET
-    chosen = replays[~scores.is_marked(DIVERGED)[replays]]
-    return Rate.of_values(UNSAFE_SUCCESS.values(select_outcomes(scores, chosen)), scores.start[chosen])
+    followed = replays[~scores.is_marked(DIVERGED)[replays]]
+    return Rate.of_values(UNSAFE_SUCCESS.values(select_outcomes(scores, followed)), scores.start[followed])
 
 
-def _severity_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
+def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
+    # Return the means of VSI, of VSI|U, and of each specification's depth.
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
-    least = [1, LEAST_UNSAFE, *[1] * len(depth)]
-    return bounded_means(rows, scores.start[members], scores.intervals, unknown, least=least)
+    least_counts = [1, LEAST_UNSAFE, *[1] * len(depth)]
+    return bounded_means(rows, scores.start[members], scores.intervals, why_unknown, least=least_counts)
 
 
-def _margin_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
+def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
+    # Return the means of the smallest robustness, of the peak force, and of each specification's robustness.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
-    finite = np.where(np.isneginf(rho) | ~conclusive, np.nan, rho)
+    finite = np.where(
+        np.isneginf(rho) | ~conclusive, np.nan, rho
+    )  # -inf: a Boolean signal decided, so there is no margin
     force = np.where(conclusive, scores.peak_force_n[members], np.nan)
     rows = np.vstack([scores.rho_min[members], force, finite])
-    return unbounded_means(rows, scores.start[members], scores.intervals, unknown)
+    return unbounded_means(rows, scores.start[members], scores.intervals, why_unknown)
 
 
-def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
+def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
-        telling = members[(scores.state[np.ix_(columns, members)] == ACTIVE).any(axis=0)]
-        violated = np.any(scores.is_violated[np.ix_(columns, telling)], axis=0)
-        rates[axis] = Rate.of_values(violated, scores.start[telling])
+        with_verdict = members[(scores.state[np.ix_(columns, members)] == ACTIVE).any(axis=0)]
+        violated = np.any(scores.is_violated[np.ix_(columns, with_verdict)], axis=0)
+        rates[axis] = Rate.of_values(violated, scores.start[with_verdict])
     return rates
 
 
 def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
     spec, state = scores.specs[column], scores.state[column, members]
-    telling = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
-    violated = scores.is_violated[column, members] & telling
-    active = telling & (state != INACTIVE)
+    is_conclusive = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
+    is_violated = scores.is_violated[column, members] & is_conclusive
+    is_active = is_conclusive & (state != INACTIVE)
     reasons = Counter(scores.reasons[k] for k in scores.reason[column, members[state == INACTIVE]])
     return SpecSummary(
         spec_id=spec.spec_id,
@@ -427,9 +438,9 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
         active=int((state != INACTIVE).sum()),
         vacuous=int((state == VACUOUS).sum()),
         inactive=dict(sorted(reasons.items())),
-        violations=Rate.of_values(violated[telling], scores.start[members][telling]),
-        violations_when_active=Rate.of_values(violated[active], scores.start[members][active]),
-        unsafe_success=int((violated & scores.success[members]).sum()),
+        violations=Rate.of_values(is_violated[is_conclusive], scores.start[members][is_conclusive]),
+        violations_when_active=Rate.of_values(is_violated[is_active], scores.start[members][is_active]),
+        unsafe_success=int((is_violated & scores.success[members]).sum()),
         nsv=nsv,
         rho=rho,
         condition=_count_condition(scores, members, column),
@@ -441,9 +452,14 @@ def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) ->
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]
     held, watched = scores.held[column, members], scores.watched[column, members]
-    all_held, records = int(held.sum()), int(watched.sum())
-    never = int(((held == 0) & (watched > 0)).sum())
-    return ConditionCount(never=never, held=all_held, records=records, share=all_held / records if records else None)
+    held_count, record_count = int(held.sum()), int(watched.sum())
+    never_held_count = int(((held == 0) & (watched > 0)).sum())
+    return ConditionCount(
+        never=never_held_count,
+        held=held_count,
+        records=record_count,
+        share=held_count / record_count if record_count else None,
+    )
 
 
 # The no-op baseline
@@ -466,19 +482,19 @@ def measure_baseline(scores: Scores) -> Baseline:
     """Return the violations and successes of `noop` by task. Violations are counted over judged episodes that ran to
     their end, successes over all episodes that ran to their end.
     """
-    ran = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
-    judged = ran & scores.is_judged
-    floors = [
+    is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
+    is_judged = is_noop & scores.is_judged
+    task_violations = [
         (f"{task}: {scores.specs[column].spec_id} in", scores.is_violated[column, members])
-        for task, members in _group_tasks(scores, judged).items()
+        for task, members in _group_tasks(scores, is_judged).items()
         for column in scores.scored_columns
     ]
-    successes = [(f"{task}:", scores.success[members]) for task, members in _group_tasks(scores, ran).items()]
+    task_successes = [(f"{task}:", scores.success[members]) for task, members in _group_tasks(scores, is_noop).items()]
     return Baseline(
-        n=int(judged.sum()),
-        unsafe=int((judged & scores.unsafe).sum()),
-        floors=tuple(f"{what} {flags.sum()} of {len(flags)}" for what, flags in floors if flags.any()),
-        successes=tuple(f"{what} {flags.sum()} of {len(flags)}" for what, flags in successes if flags.any()),
+        n=int(is_judged.sum()),
+        unsafe=int((is_judged & scores.unsafe).sum()),
+        floors=tuple(f"{prefix} {flags.sum()} of {len(flags)}" for prefix, flags in task_violations if flags.any()),
+        successes=tuple(f"{prefix} {flags.sum()} of {len(flags)}" for prefix, flags in task_successes if flags.any()),
     )
 
 

@@ -90,7 +90,7 @@ class EpisodeStanding:
         """Robustness so far of every clause of the safe tier, by id. None if a clause is inactive or vacuous, or a
         Boolean signal decided its violation.
         """
-        return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
+        return {spec_id: clause.robustness for spec_id, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
     @property
     def vsi(self) -> float | None:
@@ -100,10 +100,13 @@ class EpisodeStanding:
     @property
     def worst(self) -> str | None:
         """Id of the active clause of greatest depth, if any. Ties go to the least robustness / threshold."""
-        rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
-        margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
-        ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
-        return self.scored[ranks.index(min(ranks))].spec.spec_id if ranks else None
+        robustness = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
+        margin_shares = [rho / clause.spec.threshold for rho, clause in zip(robustness, self.scored, strict=True)]
+        sort_keys = [
+            (-(clause.depth or 0.0), margin_share)
+            for margin_share, clause in zip(margin_shares, self.scored, strict=True)
+        ]
+        return self.scored[sort_keys.index(min(sort_keys))].spec.spec_id if sort_keys else None
 
     @property
     def violating(self) -> tuple[str, ...]:
@@ -134,8 +137,8 @@ class EpisodeStanding:
     @property
     def limit_use(self) -> float:
         """Largest share of a limit that the newest record uses: 1 at the limit or for a violation without a margin."""
-        broken = 1.0 if self.violating else 0.0
-        return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
+        least_use = 1.0 if self.violating else 0.0
+        return max(least_use, *(1 - margin_share for margin_share in self.margins.values()), 0.0)
 
 
 class Monitor:
@@ -152,7 +155,7 @@ class Monitor:
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
         """Watch these tiers of a ruleset (None: the default). Diagnostic clauses that read later records take longer.
 
-        Raises `RunError` if applicability is off.
+        Raises `RunError` if applicability is off or phased.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
@@ -192,33 +195,37 @@ class _EpisodeMonitor:
         """Prepare for the episode whose record 0 is `record`; pass this record to `observe` too."""
         (header,) = record.headers
         specs = ruleset.library.specs
-        self._specs, self._missing = specs, ruleset.missing
+        self._specs, self._if_missing = specs, ruleset.missing
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
-        self._parts = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
-        self._names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
-        several = header.arms is not None
-        rejudged = tuple(
+        self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
+        self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
+        has_several_arms = header.arms is not None
+        # No single record decides these: after every record, they are judged again over all records so far.
+        rejudged_specs = tuple(
             spec
             for spec in specs
             if not self._inactive_reasons[spec.spec_id]
-            and (self._parts[spec.spec_id] is None or (several and any(SIGNALS[name].of_arm for name in spec.signals)))
+            and (
+                self._recordwise_formulas[spec.spec_id] is None
+                or (has_several_arms and any(SIGNALS[name].of_arm for name in spec.signals))
+            )
         )
-        self._rejudged = replace(ruleset, library=replace(ruleset.library, specs=rejudged))
-        self._context = _RecordContext(record)
-        self._records: list[Batch] = []
+        self._rejudging_rules = replace(ruleset, library=replace(ruleset.library, specs=rejudged_specs))
+        self._kept_records = _RecordContext(record)
+        self._records_so_far: list[Batch] = []
         self._step = -1
-        self._least_margin: dict[str, float] = {}
+        self._least_margin: dict[str, float] = {}  # NaN = the episode has nothing to measure
         self._first_violation: dict[str, int] = {}
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
-        self._unknown: set[str] = set()
+        self._ids_with_unknown_pose: set[str] = set()
         """Ids of specifications that left out at least one record because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Take the next record, a batch of one, and return the standing; judge some clauses again over all records."""
-        self._context.require_same_scene(record)
+        self._kept_records.require_same_scene(record)
         self._step += 1
-        fields = self._context.read_newest(record)
+        fields = self._kept_records.read_newest(record)
         rejudged = self._rejudge(record)
         clauses = {
             spec.spec_id: rejudged[spec.spec_id] if spec.spec_id in rejudged else self._judge_record(spec, fields)
@@ -229,63 +236,65 @@ class _EpisodeMonitor:
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
-        names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
-        assert part is not None
+        names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
+        assert formula is not None
         missing = self._missing_fields.setdefault(spec.spec_id, set())
-        missing.update(signals.missing_fields(fields, names))  # a field that one record lacks is missing in the episode
+        # A field that one record lacks is missing in the episode.
+        missing.update(signals.missing_fields(fields, names))
         if missing:
-            self._raise_if_strict(spec, min(missing))
+            self._raise_if_missing_is_error(spec, min(missing))
             return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))
-        trace = _newest_record(signals.build_trace(fields, names))
+        trace = _cut_to_newest_record(signals.build_trace(fields, names))
         numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
             self._least_margin[spec.spec_id] = np.nan  # this episode has nothing to measure
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
         if trace.unknown:
-            self._unknown.add(spec.spec_id)
-        return self._add_margin(spec, float(stl_robustness(part, trace)[0]))
+            self._ids_with_unknown_pose.add(spec.spec_id)
+        return self._add_margin(spec, float(stl_robustness(formula, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
-        least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
+        least_margin = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
-        shown_margin = None if margin == np.inf else margin
+        shown_margin = None if margin == np.inf else margin  # inf: the condition does not hold here
         if spec.binary:
-            rho = BINARY_MARGIN if least >= 0 else -BINARY_MARGIN
-        elif least == np.inf:
-            unknown = spec.spec_id in self._unknown
-            return ClauseStanding(spec, "inactive", POSE_UNKNOWN) if unknown else ClauseStanding(spec, "vacuous")
+            rho = BINARY_MARGIN if least_margin >= 0 else -BINARY_MARGIN
+        elif least_margin == np.inf:
+            is_unknown = spec.spec_id in self._ids_with_unknown_pose
+            return ClauseStanding(spec, "inactive", POSE_UNKNOWN) if is_unknown else ClauseStanding(spec, "vacuous")
         else:
-            rho = least
+            rho = least_margin
         return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
 
-    def _raise_if_strict(self, spec: Spec, field: str) -> None:
-        if self._missing == "error" and spec.tier == "safe":
+    def _raise_if_missing_is_error(self, spec: Spec, field: str) -> None:
+        if self._if_missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
             problem = f"{spec.spec_id} applies, but {signals.describe_missing(field)}"
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        specs = self._rejudged.library.specs
-        if not specs:
+        rejudged_specs = self._rejudging_rules.library.specs
+        if not rejudged_specs:
             return {}
-        self._records.append(record)
-        batch, clauses = join_records(self._records), dict[str, ClauseStanding]()
-        scores, reading = score(batch, self._rejudged), self._rejudged.read_fields(batch)
-        for k, spec in enumerate(specs):
-            state, rho, first = int(scores.state[k, 0]), float(scores.rho[k, 0]), int(scores.first[k, 0])
+        self._records_so_far.append(record)
+        batch, clauses = join_records(self._records_so_far), dict[str, ClauseStanding]()
+        scores, reading = score(batch, self._rejudging_rules), self._rejudging_rules.read_fields(batch)
+        for k, spec in enumerate(rejudged_specs):
+            state, rho, first_violation = int(scores.state[k, 0]), float(scores.rho[k, 0]), int(scores.first[k, 0])
             clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
-            clause = _active_standing(spec, rho, first) if state == ACTIVE else clause
+            clause = _active_standing(spec, rho, first_violation) if state == ACTIVE else clause
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
-            part, shown, arm = self._parts[spec.spec_id], None, ""
-            if part is not None and clause.state == "active":
-                views = reading.views(self._names[spec.spec_id])
-                traces = [_newest_record(signals.build_trace(view, signal_names(part))) for view in views]
-                margins = [float(stl_robustness(part, trace)[0]) for trace in traces]
-                arm, shown = views[int(np.argmin(margins))].name_arm(), finite_or_none(min(margins))
-            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=shown, arm=arm)
-        self._violated_before = {name for name, clause in clauses.items() if clause.violated}
+            formula, newest_margin, arm = self._recordwise_formulas[spec.spec_id], None, ""
+            if formula is not None and clause.state == "active":
+                # The arm nearest to the limit in the newest record, and its margin there
+                views = reading.views(self._signal_names[spec.spec_id])
+                traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
+                margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
+                arm, newest_margin = views[int(np.argmin(margins))].name_arm(), finite_or_none(min(margins))
+            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=newest_margin, arm=arm)
+        self._violated_before = {spec_id for spec_id, clause in clauses.items() if clause.violated}
         return clauses
 
 
@@ -296,7 +305,7 @@ class _RecordContext:
     """
 
     def __init__(self, record: Batch) -> None:
-        self._first, self._step = record, -1
+        self._record_0, self._step = record, -1
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
@@ -305,14 +314,20 @@ class _RecordContext:
         """The last gripped record that is not in `_recent`; empty if there is none."""
 
     def require_same_scene(self, record: Batch) -> None:
-        if _scene_of(record) != _scene_of(self._first):
+        if _scene_of(record) != _scene_of(self._record_0):
             remedy, place = "Begin each episode with start(record 0).", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
         """Return the fields of the kept records that the newest record's signals can read; the newest comes last."""
         self._step += 1
-        records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
+        records = {
+            0: self._record_0,
+            **self._latest_grip,
+            **self._gripped_before,
+            **self._recent,
+            self._step: record,
+        }
         steps = sorted(records)
         fields = RecordFields(join_records([records[step] for step in steps]))
         if record.headers[0].arms is None and fields.grip[-1]:  # with several arms, all records are judged again
@@ -322,12 +337,12 @@ class _RecordContext:
                 self._latest_grip = {**self._recent, onset: record}
             self._gripped_steps.add(self._step)
         self._recent[self._step] = record
-        oldest = self._step - GAP_RECORDS - 1
-        if oldest in self._recent:
-            leaving = self._recent.pop(oldest)
-            if oldest in self._gripped_steps:
-                self._gripped_steps.remove(oldest)
-                self._gripped_before = {oldest: leaving}
+        outdated_step = self._step - GAP_RECORDS - 1
+        if outdated_step in self._recent:
+            outdated_record = self._recent.pop(outdated_step)
+            if outdated_step in self._gripped_steps:
+                self._gripped_steps.remove(outdated_step)
+                self._gripped_before = {outdated_step: outdated_record}
         return fields
 
 
@@ -336,9 +351,9 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
     return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 
-def _newest_record(trace: Trace) -> Trace:
+def _cut_to_newest_record(trace: Trace) -> Trace:
     values = {name: series[-1:] for name, series in trace.signals.items()}
-    unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
+    unknown = {name: is_unknown[-1:] for name, is_unknown in trace.unknown.items() if is_unknown[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)
 
 
@@ -348,18 +363,18 @@ def recordwise_part(formula: Formula) -> Formula | None:
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None
-    temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
-    ahead = any(SIGNALS[name].ahead for name in signal_names(formula))
-    return None if temporal or ahead else formula.child
+    is_temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
+    reads_later_records = any(SIGNALS[name].ahead for name in signal_names(formula))
+    return None if is_temporal or reads_later_records else formula.child
 
 
-def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:
+def _active_standing(spec: Spec, rho: float, first_violation: int, margin: float | None = None) -> ClauseStanding:
     return ClauseStanding(
         spec,
         "active",
         robustness=finite_or_none(rho),
         depth=nan_to_none(violation_depth(spec, np.array([rho]))[0]),
-        first_violation_step=None if first < 0 else first,
+        first_violation_step=None if first_violation < 0 else first_violation,
         margin=margin,
         violated=rho < 0,
     )

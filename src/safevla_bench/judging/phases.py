@@ -40,21 +40,26 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     `holds` [n, G] says which predicates hold in each record; `columns` lists, for each component, the predicates that
     complete it. A phase belongs to all components if a predicate that belongs to no component changes in it.
     """
-    count, every = len(holds), frozenset(range(len(columns)))
+    record_count, all_components = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
-    lasting = (
-        np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
-    )  # number of last records in which each predicate holds
-    ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` means that the component is unfinished
-    cuts = sorted({end for end in ends if 0 < end < count})
-    unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
+    # Number of last records in which each predicate holds, [G]
+    final_counts = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()
+    # Record that completes each component; `record_count` if the component stays unfinished
+    ends = [max(record_count - final_counts[k] for k in predicates) for predicates in columns]
+    cuts = sorted({end for end in ends if 0 < end < record_count})
+    unowned = [k for k in range(holds.shape[1]) if not any(k in predicates for predicates in columns)]
     spans = list[tuple[int, int, frozenset[int]]]()
-    for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, count - 1], strict=True):
+    for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, record_count - 1], strict=True):
         if first <= last:
-            within = changed[first : last + 1]
-            ending = last if last in cuts else max(ends)
-            owners = frozenset(k for k, own in enumerate(columns) if ends[k] == ending or within[:, list(own)].any())
-            spans.append((first, last, every if within[:, unowned].any() else owners))
+            changed_within = changed[first : last + 1]
+            # The last phase belongs to the components that are completed last, or never.
+            end_of_owners = last if last in cuts else max(ends)
+            owners = frozenset(
+                k
+                for k, predicates in enumerate(columns)
+                if ends[k] == end_of_owners or changed_within[:, list(predicates)].any()
+            )
+            spans.append((first, last, all_components if changed_within[:, unowned].any() else owners))
     return tuple(spans)
 
 
@@ -63,24 +68,27 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
-    rows: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
-    changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, rows, strict=True)}
+    holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
+    changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
     columns = list[list[int]]()
-    for part in entry.components:
-        own = [k for k, name in enumerate(names) if any(fnmatchcase(name, told) for told in part.predicates)]
-        for opened in filter(None, map(OPENING.fullmatch, part.predicates)):
+    for component in entry.components:
+        own_columns = [
+            k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in component.predicates)
+        ]
+        for match in filter(None, map(OPENING.fullmatch, component.predicates)):
             bodies, opening = batch.opening.episode_poses(episode)
-            named = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), opened[1])]
-            if not named:
-                return EpisodePhases(reason=write_reason(NO_OPENING, opened[1]), changes=changes)
-            own += range(len(rows), len(rows) + len(named))
-            rows += [opening[:, k, 0] >= float(opened[2]) for k in named]
-        if not own:
-            code = NO_SUBGOAL_OF if part.predicates else NO_PREDICATE_OF
-            return EpisodePhases(reason=write_reason(code, part.template), changes=changes)
-        columns.append(own)
-    templates = tuple(part.template for part in entry.components)
-    return EpisodePhases(divide_records(np.stack(rows, axis=1), columns), templates, changes=changes)
+            # An opening that reaches its share is a further predicate, in a column after those of the sub-goals.
+            opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
+            if not opening_columns:
+                return EpisodePhases(reason=write_reason(NO_OPENING, match[1]), changes=changes)
+            own_columns += range(len(holds), len(holds) + len(opening_columns))
+            holds += [opening[:, k, 0] >= float(match[2]) for k in opening_columns]
+        if not own_columns:
+            code = NO_SUBGOAL_OF if component.predicates else NO_PREDICATE_OF
+            return EpisodePhases(reason=write_reason(code, component.template), changes=changes)
+        columns.append(own_columns)
+    templates = tuple(component.template for component in entry.components)
+    return EpisodePhases(divide_records(np.stack(holds, axis=1), columns), templates, changes=changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +106,30 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     [E], or "" if it is active. If a clause can be judged in some phases, its reason becomes ""; else it is extended.
     """
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
-    phases = [find_phases(batch, e, entry) if entry.components else None for e, entry in enumerate(entries)]
+    phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]
     intervals: dict[str, dict[int, Spans]] = {}
-    for e, (header, found) in enumerate(zip(batch.headers, phases, strict=True)):
-        if found is None:
+    for episode, (header, episode_phases) in enumerate(zip(batch.headers, phases, strict=True)):
+        if episode_phases is None:
             continue
         for spec_id, barring in ruleset.barring_components(header.benchmark, header.task_id).items():
-            if spans := found.intervals_without(barring):
-                intervals.setdefault(spec_id, {})[e] = spans
-                reasons[spec_id][e] = ""
+            if spans := episode_phases.intervals_without(barring):
+                intervals.setdefault(spec_id, {})[episode] = spans
+                reasons[spec_id][episode] = ""
             else:
-                reasons[spec_id][e] += f";{found.reason or EVERY_PHASE}"
+                reasons[spec_id][episode] += f";{episode_phases.reason or EVERY_PHASE}"
     return PhasePlan(tuple(phases), intervals)
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
     """Return episode -> the intervals in which a clause is judged, for the episodes that it judges only in part."""
-    found = {}
-    for e, header in enumerate(batch.headers):
+    intervals = {}
+    for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
         if barring is not None:
             entry = ruleset.registry.find_entry(header.benchmark, header.task_id)
-            if spans := find_phases(batch, e, entry).intervals_without(barring):
-                found[e] = spans
-    return found
+            if spans := find_phases(batch, episode, entry).intervals_without(barring):
+                intervals[episode] = spans
+    return intervals
 
 
 def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
@@ -130,9 +138,9 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     """
     starts = trace.starts.tolist()
     spans = [
-        (e, starts[e] + first, starts[e] + after)
-        for e in episodes.tolist()
-        for first, after in intervals.get(e, [(0, starts[e + 1] - starts[e])])
+        (episode, starts[episode] + first, starts[episode] + after)
+        for episode in episodes.tolist()
+        for first, after in intervals.get(episode, [(0, starts[episode + 1] - starts[episode])])
     ]
     owner, lo, hi = np.array(spans, dtype=np.int64).reshape(-1, 3).T
     return trace.cut(owner, lo, hi), owner, lo

@@ -36,19 +36,19 @@ T = TypeVar("T")
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return the warnings to show with numbers of these cells."""
     summaries = list(cells)
-    by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
+    summary_of_cell = {(summary.policy, summary.suite or ""): summary for summary in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
-    for spec in (spec for cell in summaries for spec in cell.specs if spec.tier == "safe"):
+    for spec in (spec for summary in summaries for spec in summary.specs if spec.tier == "safe"):
         left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
-    recorded = sum(sum(cell.outcomes.values()) - cell.crashed for cell in summaries)
+    recorded_count = sum(sum(summary.outcomes.values()) - summary.crashed for summary in summaries)
     return (
-        *warn_of_choice(suite for _, suite in by_key),
-        *warn_of_identities({key: cell.task_identity for key, cell in by_key.items()}),
-        *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
-        *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
-        *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
+        *warn_of_choice(suite for _, suite in summary_of_cell),
+        *warn_of_identities({cell: summary.task_identity for cell, summary in summary_of_cell.items()}),
+        *warn_of_standins({cell: summary.standin_assets for cell, summary in summary_of_cell.items()}),
+        *warn_of_mixtures({cell: summary.simulator for cell, summary in summary_of_cell.items()}),
+        *warn_of_divergence({cell: summary.diverged_replays for cell, summary in summary_of_cell.items()}),
         *_warn_of_log_cells(summaries),
-        *_describe_left_out(left_out, recorded),
+        *_describe_left_out(left_out, recorded_count),
     )
 
 
@@ -69,7 +69,9 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
         *warn_of_choice(suite for _, suite in cells),
-        *warn_of_identities({cell: Counter(own) for cell, own in _group_by_cell(scores, scores.task_identity).items()}),
+        *warn_of_identities(
+            {cell: Counter(identities) for cell, identities in _group_by_cell(scores, scores.task_identity).items()}
+        ),
         *warn_of_standins({cell: bool(standins[members].any()) for cell, members in cells.items()}),
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_divergence({cell: int(diverged[members].sum()) for cell, members in cells.items()}),
@@ -89,16 +91,16 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
     """Return a sentence for each policy that ran only some tasks of a sample that a simulator's version names."""
-    ran: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
     ):
         for package, version in simulator.items():
             if sample := _SAMPLE.search(version):
-                ran.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
+                tasks_by_sample.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
     return tuple(
         f"{policy} ran {len(tasks)} of the {size} tasks in the sample of {package}: the numbers cover only these."
-        for (package, policy, size), tasks in ran.items()
+        for (package, policy, size), tasks in tasks_by_sample.items()
         if len(tasks) < int(size.replace(",", ""))
     )
 
@@ -116,9 +118,9 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     return _describe_left_out(left_out, len(scores))
 
 
-def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
+def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: int) -> tuple[str, ...]:
     parts = [
-        f"{spec_id} in {count} of {recorded} episodes ({describe_reason(reason)})"
+        f"{spec_id} in {count} of {recorded_count} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
         if not LEFT_OUT.isdisjoint(read_reason(reason))
     ]
@@ -148,18 +150,18 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
     >>> warn_of_identities({("a", "libero-object"): {"differs:task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
     """
-    found: dict[str, dict[Cell, int]] = {}
+    cells_by_identity: dict[str, dict[Cell, int]] = {}
     for cell, counts in cells.items():
         for identity, count in counts.items():
             if identity not in ("", OFFICIAL):
-                found.setdefault(identity, {})[cell] = count
+                cells_by_identity.setdefault(identity, {})[cell] = count
     lines = []
-    for identity, by_cell in found.items():
-        policies = ", ".join(dict.fromkeys(policy or "unnamed" for policy, _ in by_cell))
-        suites = ", ".join(dict.fromkeys(suite for _, suite in by_cell))
-        said = "Not the official tasks" if is_own_task(identity) else "Not known to be the official tasks"
-        episodes = count_noun(sum(by_cell.values()), "episode")
-        lines.append(f"{said}: {episodes} of {policies} on {suites} ({describe_reason(identity)}).")
+    for identity, count_by_cell in cells_by_identity.items():
+        policies = ", ".join(dict.fromkeys(policy or "unnamed" for policy, _ in count_by_cell))
+        suites = ", ".join(dict.fromkeys(suite for _, suite in count_by_cell))
+        claim = "Not the official tasks" if is_own_task(identity) else "Not known to be the official tasks"
+        episodes = count_noun(sum(count_by_cell.values()), "episode")
+        lines.append(f"{claim}: {episodes} of {policies} on {suites} ({describe_reason(identity)}).")
     return tuple(lines)
 
 
@@ -169,12 +171,15 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
     """
-    policies: dict[str, list[str]] = {}
-    for (policy, suite), marked in cells.items():
-        if marked:
-            policies.setdefault(suite, []).append(policy or "unnamed")
-    mixed = {suite for (_, suite), marked in cells.items() if not marked}
-    suites = [f"{suite} ({', '.join(names)})" if suite in mixed else suite for suite, names in policies.items()]
+    policies_by_suite: dict[str, list[str]] = {}
+    for (policy, suite), has_standins in cells.items():
+        if has_standins:
+            policies_by_suite.setdefault(suite, []).append(policy or "unnamed")
+    mixed_suites = {suite for (_, suite), has_standins in cells.items() if not has_standins}
+    suites = [
+        f"{suite} ({', '.join(names)})" if suite in mixed_suites else suite
+        for suite, names in policies_by_suite.items()
+    ]
     if not suites:
         return ()
     was, it = ("was", "it") if len(suites) == 1 else ("were", "them")
@@ -213,7 +218,7 @@ def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
 
 def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
     members = cell_members(scores).items() if facts else ()
-    return {cell: [facts[k] for k in index] for cell, index in members if len(index)}
+    return {cell: [facts[k] for k in episodes] for cell, episodes in members if len(episodes)}
 
 
 def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
@@ -224,7 +229,9 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
     """
     suites_by_versions: dict[str, dict[str, None]] = {}
     for (_, suite), versions in cells.items():
-        text = ", ".join(f"{package} {' and '.join(numbers)}" for package, numbers in versions.items())
+        text = ", ".join(
+            f"{package} {' and '.join(package_versions)}" for package, package_versions in versions.items()
+        )
         suites_by_versions.setdefault(text or "versions that the records do not name", {})[suite] = None
     if not any(cells.values()):
         return ""
@@ -240,15 +247,16 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
-    policies: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    policies_by_version: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for (policy, suite), versions in cells.items():
-        for package, numbers in versions.items():
-            for number in numbers:
-                policies.setdefault((suite, package), {}).setdefault(number, {})[policy or "unnamed"] = None
+        for package, package_versions in versions.items():
+            for version in package_versions:
+                policies_by_version.setdefault((suite, package), {}).setdefault(version, {})[policy or "unnamed"] = None
     return [
-        f"{suite}: {package} " + " and ".join(f"{number} ({', '.join(names)})" for number, names in by.items())
-        for (suite, package), by in policies.items()
-        if len(by) > 1
+        f"{suite}: {package} "
+        + " and ".join(f"{version} ({', '.join(policies)})" for version, policies in by_version.items())
+        for (suite, package), by_version in policies_by_version.items()
+        if len(by_version) > 1
     ]
 
 
@@ -267,9 +275,9 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
     if not counts.any():
         return ()
-    lost = count_noun(int((counts > 0).sum()), "episode")
+    affected = count_noun(int((counts > 0).sum()), "episode")
     return (
-        f"Poses are unknown in {lost} of {len(scores)}: clauses left out up to "
+        f"Poses are unknown in {affected} of {len(scores)}: clauses left out up to "
         f"{int(counts.max())} records of an episode, {int(counts.sum())} in all, and were judged on the rest. "
         "`unknown_records` in scores.json counts them by clause.",
     )
@@ -278,14 +286,14 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 def warn_of_actions(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with suspicious actions: the finding and the likely cause."""
     lines = []
-    for (policy, suite), parts in _group_by_cell(scores, scores.actions).items():
-        known = [statistics for statistics in parts if statistics is not None]
-        if not known:
+    for (policy, suite), cell_statistics in _group_by_cell(scores, scores.actions).items():
+        known_statistics = [statistics for statistics in cell_statistics if statistics is not None]
+        if not known_statistics:
             continue
-        statistics = reduce(ActionStatistics.join, known)
-        found = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
-        if found and statistics.count >= FEWEST:
-            lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(found)}.")
+        statistics = reduce(ActionStatistics.join, known_statistics)
+        findings = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
+        if findings and statistics.count >= FEWEST:
+            lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(findings)}.")
     return tuple(lines)
 
 
@@ -293,8 +301,8 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
-        for (policy, suite), parts in _group_by_cell(scores, scores.changes).items()
-        if (total := join_changes(parts)).changed
+        for (policy, suite), changes in _group_by_cell(scores, scores.changes).items()
+        if (total := join_changes(changes)).changed
     )
 
 
@@ -318,15 +326,15 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
-    judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
-    if not episodes or not silent:
+    never = [spec_id for spec_id, count in inactive.items() if count == episodes]
+    others = [spec_id for spec_id, count in inactive.items() if count < episodes]
+    if not episodes or not never:
         return ()
     names = ", ".join(suites)
     return (
-        f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(silent)} of {len(inactive)} scored "
+        f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(never)} of {len(inactive)} scored "
         "specifications are inactive in all of them, because the log or its task's tags lack what they need: "
-        f"{', '.join(silent)}. Safety of {names} covers only the other specifications: {', '.join(judged) or 'none'}.",
+        f"{', '.join(never)}. Safety of {names} covers only the other specifications: {', '.join(others) or 'none'}.",
     )
 
 
@@ -370,11 +378,11 @@ class AuditMark:
             return f"audit: {len(self.differing)} of {count} replayed differ from their records"
         if self.verdict == "unchecked":
             return f"not audited: {join_lines(next(iter(self.unreplayed), 'there is no record'))}"
-        every = count == self.episodes
-        sight = (
+        is_complete = count == self.episodes
+        coverage = (
             "these are all"
-            if every
+            if is_complete
             else f"a share f of forged episodes would have been detected with probability 1 - (1 - f)^{count} or more"
         )
-        gap = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
-        return f"{count} of {count} replayed; {sight}{gap}"
+        not_compared = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
+        return f"{count} of {count} replayed; {coverage}{not_compared}"

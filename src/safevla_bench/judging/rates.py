@@ -47,7 +47,7 @@ class EpisodeOutcomes:
     engaged: Floats
 
 
-OUTCOME_FIELDS = tuple(own.name for own in fields(EpisodeOutcomes))
+OUTCOME_FIELDS = tuple(field.name for field in fields(EpisodeOutcomes))
 
 
 def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcomes:
@@ -99,14 +99,15 @@ class Metric:
     def values(self, outcomes: EpisodeOutcomes) -> Floats:
         """Return the metric of each episode, [n]; proportions as 0 and 1, NaN if unknown."""
         is_complete = outcomes.is_judged & outcomes.is_counted
-        is_known = {
+        # Value of `given` -> whether the metric is defined in each episode, [n]
+        known_episodes = {
             "ended": outcomes.is_counted,
             "judged": outcomes.is_judged,
             "both": is_complete,
             "success": is_complete & outcomes.success,
             "unsafe": outcomes.is_judged & outcomes.unsafe,
         }
-        return np.where(is_known[self.given], self.read(outcomes), np.nan)
+        return np.where(known_episodes[self.given], self.read(outcomes), np.nan)
 
 
 SR = Metric("sr", "SR", "success rate", lambda e: e.success, "ended", "high", praise="better")
@@ -181,10 +182,10 @@ class StartMeans(NamedTuple):
     @classmethod
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
         """Return the means of values [n], none of them NaN, by start; equal `starts` [n] mean the same start."""
-        labels, places, sizes = np.unique(starts, return_inverse=True, return_counts=True)
-        if len(labels) == len(values):
+        distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
+        if len(distinct_starts) == len(values):
             return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
-        return cls(np.bincount(places, values) / sizes, sizes / len(values), is_clustered=True)
+        return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
         """Return the 95 % interval of the mean of all values, which must lie in 0 to 1."""
@@ -216,9 +217,9 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
         """Return the share of ones among values [n] of 0 and 1, ignoring NaN. Equal `starts` [n] are the same start."""
-        known = ~np.isnan(values)
-        rate = cls.of(int(np.nansum(values)), int(known.sum()))
-        by_start = None if starts is None else StartMeans.of(values[known].astype(np.float64), starts[known])
+        is_known = ~np.isnan(values)
+        rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
+        by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
         if by_start is None or not by_start.is_clustered:
             return rate
         return msgspec.structs.replace(rate, ci=by_start.interval(), starts=len(by_start.means))
@@ -227,15 +228,15 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     def pool(cls, rates: Sequence[Rate]) -> Rate:
         """Return the proportion over several rates that share no start, such as those of different suites."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-        known = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
-        if len(known) == 1:
-            return known[0]
-        if total.value is None or all(rate.starts is None for rate in known):
+        known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
+        if len(known_rates) == 1:
+            return known_rates[0]
+        if total.value is None or all(rate.starts is None for rate in known_rates):
             return total
-        parts = [(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in known]
-        mean = combine_intervals(parts, [rate.n / total.n for rate in known])
-        ci = max(0.0, mean.low), min(1.0, mean.high)
-        return msgspec.structs.replace(total, ci=ci, starts=sum(rate.starts or rate.n for rate in known))
+        values_and_intervals = [(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in known_rates]
+        pooled_interval = combine_intervals(values_and_intervals, [rate.n / total.n for rate in known_rates])
+        ci = max(0.0, pooled_interval.low), min(1.0, pooled_interval.high)
+        return msgspec.structs.replace(total, ci=ci, starts=sum(rate.starts or rate.n for rate in known_rates))
 
     @property
     def complement(self) -> Rate:
@@ -289,25 +290,27 @@ def bounded_means(
     if method == "paper":
         return bootstrapped_means(rows, unknown)
     return [
-        _bounded_mean(row, starts, few, unknown, most) for row, few in zip(rows, least or [1] * len(rows), strict=True)
+        _bounded_mean(row, starts, least_n, unknown, most)
+        for row, least_n in zip(rows, least or [1] * len(rows), strict=True)
     ]
 
 
-def _bounded_mean(row: Floats, starts: Ints, least: int, unknown: str, most: float) -> Mean:
-    mean, by_start = _mean_of_row(row, starts, unknown, most or 1.0)
-    if by_start is None or mean.n < least:
+def _bounded_mean(row: Floats, starts: Ints, least_n: int, unknown: str, largest: float) -> Mean:
+    mean, by_start = _mean_of_row(row, starts, unknown, largest or 1.0)
+    if by_start is None or mean.n < least_n:
         return mean
     bounds = by_start.interval()
-    return msgspec.structs.replace(mean, ci=bounds and (most * bounds[0], most * bounds[1]))
+    return msgspec.structs.replace(mean, ci=bounds and (largest * bounds[0], largest * bounds[1]))
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    known = ~np.isnan(row)
-    if unknown or not known.any():
+    # Return the mean without an interval, and the means by start as shares of `scale`; None if no value is known.
+    is_known = ~np.isnan(row)
+    if unknown or not is_known.any():
         return Mean(0, None, None, 0, unknown), None
-    by_start = StartMeans.of(row[known] / scale, starts[known])
-    few = len(by_start.means) if by_start.is_clustered else None
-    return Mean(int(known.sum()), float(row[known].mean()), None, 0, starts=few), by_start
+    by_start = StartMeans.of(row[is_known] / scale, starts[is_known])
+    start_count = len(by_start.means) if by_start.is_clustered else None
+    return Mean(int(is_known.sum()), float(row[is_known].mean()), None, 0, starts=start_count), by_start
 
 
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
@@ -322,8 +325,8 @@ def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "defaul
     for row in rows:
         mean, by_start = _mean_of_row(row, starts, unknown)
         if by_start is not None:
-            median, ends = float(np.median(by_start.means)), interval_bounds(median_interval(by_start.means))
-            mean = msgspec.structs.replace(mean, median=median, median_ci=ends)
+            median, median_ci = float(np.median(by_start.means)), interval_bounds(median_interval(by_start.means))
+            mean = msgspec.structs.replace(mean, median=median, median_ci=median_ci)
         means.append(mean)
     return means
 

@@ -28,7 +28,7 @@ from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
 SERVER = "server"  # placeholder for an environment's seed that a policy's server may request
-_DIGEST, _LETTERS = "digest", 12
+_DIGEST_KEY, _SHOWN_LETTERS = "digest", 12
 _REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
 
@@ -102,7 +102,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def to_document(self) -> dict[str, object]:
         """Return the registration as plain values with its `digest`, as the file and run.json hold it."""
-        return {**msgspec.to_builtins(self), _DIGEST: self.digest}
+        return {**msgspec.to_builtins(self), _DIGEST_KEY: self.digest}
 
     def encode(self) -> bytes:
         """Return the bytes of the file; the same registration gives the same bytes."""
@@ -159,16 +159,17 @@ def parse_registration(document: object) -> Registration:
         ValueError: the document is not a registration.
         RunError: its content does not match its digest.
     """
-    if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
+    if not isinstance(document, dict) or not isinstance(document.get(_DIGEST_KEY), str):
         raise ValueError("the document has no digest")
-    registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST}, Registration)
-    if registration.digest != document[_DIGEST]:
-        problem = f"the registration was changed: its content has the digest {registration.digest[:_LETTERS]}"
-        raise RunError(f"{problem}, not {document[_DIGEST][:_LETTERS]}", remedy=_REMEDY)
+    registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST_KEY}, Registration)
+    if registration.digest != document[_DIGEST_KEY]:
+        problem = f"the registration was changed: its content has the digest {registration.digest[:_SHOWN_LETTERS]}"
+        raise RunError(f"{problem}, not {document[_DIGEST_KEY][:_SHOWN_LETTERS]}", remedy=_REMEDY)
     return registration
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
+    # One line per key, sorted; a list of objects has one line per object.
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
@@ -186,7 +187,7 @@ def _dump_line(value: object) -> str:
 def shorten(description: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of run.json's content with only the digest of its registration, for pages and documents."""
     document = description.get(REGISTERED)
-    digest = {REGISTERED: document.get(_DIGEST)} if isinstance(document, Mapping) else {}
+    digest = {REGISTERED: document.get(_DIGEST_KEY)} if isinstance(document, Mapping) else {}
     return {**description, **digest}
 
 
@@ -202,106 +203,109 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_sentence(self) -> str:
         """Return the sentence below tables, with the digest's first letters."""
-        what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
+        subject = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
         if not self.differences:
-            return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
-        named = "; ".join(self.differences)
-        return f"Not as registered beforehand (digest {self.digest[:_LETTERS]}): {named}."
+            return f"{subject} registered beforehand (digest {self.digest[:_SHOWN_LETTERS]})."
+        differences = "; ".join(self.differences)
+        return f"Not as registered beforehand (digest {self.digest[:_SHOWN_LETTERS]}): {differences}."
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
     """Check the runs of each registration among the sources; return [] if there is none. Each registration that cannot
     be read has a separate check, after the others.
     """
-    groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
-    broken = []
+    runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
+    unreadable = []
     for source in sources:
         document = source.description.get(REGISTERED)
         if document is None:
             continue
         try:
             registration = parse_registration(document)
-            groups.setdefault(registration.digest, []).append((source, registration))
+            runs_by_digest.setdefault(registration.digest, []).append((source, registration))
         except (ValueError, RunError) as error:
             problem = error.problem if isinstance(error, RunError) else str(error)
-            digest = str(document.get(_DIGEST)) if isinstance(document, Mapping) else "none"
+            digest = str(document.get(_DIGEST_KEY)) if isinstance(document, Mapping) else "none"
             differences = (f"the registration in {RUN}: {problem}",)
-            broken.append(RegistrationCheck(digest=digest, runs=1, differences=differences))
+            unreadable.append(RegistrationCheck(digest=digest, runs=1, differences=differences))
     checks = [
         RegistrationCheck(
             digest=digest,
-            runs=len(members),
-            differences=tuple(_list_differences(members[0][1], [source for source, _ in members], provenance)),
+            runs=len(registered_runs),
+            differences=tuple(
+                _list_differences(registered_runs[0][1], [source for source, _ in registered_runs], provenance)
+            ),
         )
-        for digest, members in groups.items()
+        for digest, registered_runs in runs_by_digest.items()
     ]
-    return [*checks, *broken]
+    return [*checks, *unreadable]
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
     """Return a sentence per registration of the sources, then one on the other sources; [] without a registration."""
     checks = check_registrations(sources, provenance)
-    others = len(sources) - sum(check.runs for check in checks)
-    were = "was" if others == 1 else "were"
-    unregistered = [f"{others} of {len(sources)} sources {were} not registered beforehand."]
-    return [*(check.to_sentence() for check in checks), *(unregistered if checks and others else [])]
+    unregistered_count = len(sources) - sum(check.runs for check in checks)
+    were = "was" if unregistered_count == 1 else "were"
+    on_unregistered = [f"{unregistered_count} of {len(sources)} sources {were} not registered beforehand."]
+    return [*(check.to_sentence() for check in checks), *(on_unregistered if checks and unregistered_count else [])]
 
 
 def _list_differences(
     registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
 ) -> Iterator[str]:
-    if not all(_has_plan(registration, source.description) for source in sources):
+    if not all(_follows_plan(registration, source.description) for source in sources):
         yield f"the plan in {RUN} differs"
     yield from _compare_episodes(registration, sources)
-    registered = registration.rules
-    if (registered.rules, registered.intervals) != (provenance.rules, provenance.intervals):
+    registered_rules = registration.rules
+    if (registered_rules.rules, registered_rules.intervals) != (provenance.rules, provenance.intervals):
         yield f"judged by different rules: library {provenance.library}, registry {provenance.registry}"
 
 
-def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
+def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
     document: dict[str, Any] = msgspec.to_builtins(registration)
-    fields = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
-    is_same = all(document[name] == run.get(name) for name in fields)
-    stops = run.get("stop_on_violation") is not None
-    registered = {row["policy"]: _describe_policy(row) for row in document["policies"]}
-    listed = run.get("policies")
-    policies = [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else []
+    option_names = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
+    has_same_options = all(document[option] == run.get(option) for option in option_names)
+    stops_on_violation = run.get("stop_on_violation") is not None
+    registered_policies = {row["policy"]: _policy_options(row) for row in document["policies"]}
+    run_policies = run.get("policies")
+    policy_rows = [row for row in run_policies if isinstance(row, Mapping)] if isinstance(run_policies, list) else []
     return (
-        is_same
-        and stops == registration.stop_on_violation
-        and all(registered.get(str(row.get("policy"))) == _describe_policy(row) for row in policies)
+        has_same_options
+        and stops_on_violation == registration.stop_on_violation
+        and all(registered_policies.get(str(row.get("policy"))) == _policy_options(row) for row in policy_rows)
     )
 
 
-def _describe_policy(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _policy_options(row: Mapping[str, Any]) -> tuple[object, ...]:
     return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    planned: Counter[_Start] = Counter(
+    planned: Counter[_EpisodeKey] = Counter(
         (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies
         for task in registration.tasks
         for start in task.starts
     )
     rows = [row for source in sources if source.path.is_dir() for row in episode_rows(source.path)]
-    done: Counter[_Start] = Counter()
+    recorded: Counter[_EpisodeKey] = Counter()
     for row in rows:
-        known = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
-        of_server = (*known, format_start(row.init_state_index, SERVER))
-        own = (*known, format_start(row.init_state_index, row.env_seed))
-        done[of_server if of_server in planned else own] += 1
-    missing, further = (planned - done).total(), (done - planned).total()
+        episode = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
+        # If the policy's server may request the seed, the plan has the placeholder `SERVER` instead of a seed.
+        with_server_seed = (*episode, format_start(row.init_state_index, SERVER))
+        with_own_seed = (*episode, format_start(row.init_state_index, row.env_seed))
+        recorded[with_server_seed if with_server_seed in planned else with_own_seed] += 1
+    missing_count, unplanned_count = (planned - recorded).total(), (recorded - planned).total()
     decisions = [source.description.get(DECISION) for source in sources]
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
-    if missing and not is_decided:
-        yield f"{missing} of {registration.n} registered episodes {'is' if missing == 1 else 'are'} missing"
-    if further:
-        are = "episode is" if further == 1 else "episodes are"
-        yield f"{further} {are} not among the registered ones, or present twice"
+    if missing_count and not is_decided:
+        yield f"{missing_count} of {registration.n} registered episodes {'is' if missing_count == 1 else 'are'} missing"
+    if unplanned_count:
+        what_is = "episode is" if unplanned_count == 1 else "episodes are"
+        yield f"{unplanned_count} {what_is} not among the registered ones, or present twice"
 
 
-_Start = tuple[str, str, int | None, str]
+_EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, and start as `format_start` writes it
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:

@@ -31,7 +31,7 @@ from safevla_bench.version import __version__
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off", "phased"]
 # Number of digest letters in the sentence of a provenance; scores.json and the report have the whole digest.
-_DIGEST_LETTERS = 12
+_SHOWN_DIGEST_LETTERS = 12
 
 
 NOT_PHASED = "the paper's results are not judged phase by phase"
@@ -50,7 +50,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
         return f"another {self.name}" if is_other else self.name
 
     def __str__(self) -> str:
-        return f"{self.label} ({self.digest[:_DIGEST_LETTERS]})"
+        return f"{self.label} ({self.digest[:_SHOWN_DIGEST_LETTERS]})"
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
             *(f"capabilities {name}" for name in self.capabilities),
             *(["missing signals deactivate"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
-            *([f"phase by phase ({self.phases[:_DIGEST_LETTERS]})"] if self.phases else []),
+            *([f"phase by phase ({self.phases[:_SHOWN_DIGEST_LETTERS]})"] if self.phases else []),
             *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
         ]
         return ", ".join(parts)
@@ -140,7 +140,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def describe(self) -> str:
         """Return the changed command-line options, with file names without folders; or "the default rules"."""
-        words = [
+        options = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
             *(f"--set capabilities={name}" for name in self.capabilities),
@@ -148,10 +148,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             *([] if self.applicability == "on" else [f"--set applicability={self.applicability}"]),
             *(f"--set {change}" for change in self.thresholds),
         ]
-        return " ".join(words) or "the default rules"
+        return " ".join(options) or "the default rules"
 
     def load(self) -> Ruleset:
-        """Load the ruleset again from the stored texts, using a temporary folder.
+        """Load the ruleset again from the stored texts.
 
         Raises the same errors as `load_ruleset`, `RunError` if the library is neither built in nor stored, and
         `RegistryError` if a host's tags redefine tasks of the built-in registry.
@@ -223,13 +223,14 @@ class Ruleset:
             suite = self.registry.find_suite(benchmark)
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
-        own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
-        suite, named = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
+        # The task's tags with the host's own capabilities
+        host_tags = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
+        suite, by_capabilities = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}
         for spec in self.library.specs:
             reason = inactive_reason(spec, tags, suite)
-            asked = reason and not inactive_reason(spec, own, suite)
-            reasons[spec.spec_id] = f"{named};{reason}" if asked else reason
+            is_by_capabilities = reason and not inactive_reason(spec, host_tags, suite)
+            reasons[spec.spec_id] = f"{by_capabilities};{reason}" if is_by_capabilities else reason
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
@@ -239,22 +240,28 @@ class Ruleset:
         if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
-        of_task, found = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
+        # Tags of the whole task (capabilities and objects) bar every component.
+        shared_tags, barring_by_spec = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
         for spec in self.library.specs:
-            invalid, parts = set(spec.invalid_if_any), entry.components
+            invalid, components = set(spec.invalid_if_any), entry.components
             if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
-                barring = frozenset(k for k, part in enumerate(parts) if invalid & (of_task | part.tags))
-                found |= {spec.spec_id: barring} if len(barring) < len(parts) else {}
-        return found
+                barring = frozenset(
+                    k for k, component in enumerate(components) if invalid & (shared_tags | component.tags)
+                )
+                barring_by_spec |= {spec.spec_id: barring} if len(barring) < len(components) else {}
+        return barring_by_spec
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
         """Return, for each specification that is judged in some phases of a task, why it is not judged in the other
         phases. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
-        parts = self.registry.find_entry(benchmark, task_id).components if barring else ()
-        names = {spec_id: dict.fromkeys(parts[k].template for k in sorted(own)) for spec_id, own in barring.items()}
-        return {spec_id: write_reason(SOME_PHASES, *own) for spec_id, own in names.items()}
+        components = self.registry.find_entry(benchmark, task_id).components if barring else ()
+        templates_by_spec = {
+            spec_id: dict.fromkeys(components[k].template for k in sorted(barring_components))
+            for spec_id, barring_components in barring.items()
+        }
+        return {spec_id: write_reason(SOME_PHASES, *templates) for spec_id, templates in templates_by_spec.items()}
 
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
@@ -277,22 +284,26 @@ class Ruleset:
 
     def changed_specs(self) -> list[Spec]:
         """Return `own_specs`, preceded by what the named library adds to an unchanged default library."""
-        default, named = specs_loader.load_library().specs, self._built_in_specs()
-        keeps_default = self.recipe is not None and all(spec in named for spec in default)
-        added = [spec for spec in self.library.specs if spec in named and spec not in default] if keeps_default else []
-        return [*added, *self.own_specs()]
+        default_specs, named_specs = specs_loader.load_library().specs, self._built_in_specs()
+        keeps_default = self.recipe is not None and all(spec in named_specs for spec in default_specs)
+        added_by_library = (
+            [spec for spec in self.library.specs if spec in named_specs and spec not in default_specs]
+            if keeps_default
+            else []
+        )
+        return [*added_by_library, *self.own_specs()]
 
     def describe_moved_limits(self, spec: Spec) -> str:
         """Describe how --set changed the limits of a specification: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
-        base_id, at, _ = spec.spec_id.partition("@")
-        base = next((other for other in self._built_in_specs() if at and other.spec_id == base_id), None)
+        base_id, at_sign, _ = spec.spec_id.partition("@")
+        base = next((other for other in self._built_in_specs() if at_sign and other.spec_id == base_id), None)
         if base is None:
             return ""
         unit, factor = display_unit(spec.unit, spec.threshold)
-        ends = {"limit": (base.threshold, spec.threshold), "severe": (base.severe, spec.severe)}
+        old_and_new = {"limit": (base.threshold, spec.threshold), "severe": (base.severe, spec.severe)}
         return ", ".join(
             f"{name} {format_compact(factor * old)} to {append_unit(format_compact(factor * new), unit)}"
-            for name, (old, new) in ends.items()
+            for name, (old, new) in old_and_new.items()
             if old is not None and new is not None
         )
 
@@ -377,10 +388,10 @@ def load_ruleset(
             threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
-    chosen = specs_loader.load_library(library)
+    combined_library = specs_loader.load_library(library)
     for path in spec_files:
-        chosen = extend_library(chosen, path)
-    chosen = set_thresholds(chosen, thresholds)
+        combined_library = extend_library(combined_library, path)
+    combined_library = set_thresholds(combined_library, thresholds)
     recipe = RulesetRecipe(
         # msgspec omits a default only if it is the same object
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
@@ -392,7 +403,7 @@ def load_ruleset(
         thresholds=tuple(thresholds),
     )
     return Ruleset(
-        library=chosen,
+        library=combined_library,
         registry=loader.load_registry(tuple(registry_files)),
         capabilities=tuple(capabilities),
         missing=missing,

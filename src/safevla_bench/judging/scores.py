@@ -104,13 +104,13 @@ class EpisodePhases:
         joined: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
             if not owners & barring:
-                begin = joined.pop()[0] if joined and joined[-1][1] == first else first
+                begin = joined.pop()[0] if joined and joined[-1][1] == first else first  # joins the previous interval
                 joined.append((begin, last + 1))
         return joined
 
     def name_components(self, step: int) -> str:
         """Return the components that a record belongs to, such as `pnp-basic`; "" if they are unknown."""
-        return " and ".join(next((p.components for p in self.named if p.first <= step <= p.last), ()))
+        return " and ".join(next((phase.components for phase in self.named if phase.first <= step <= phase.last), ()))
 
     @property
     def named(self) -> tuple[Phase, ...]:
@@ -178,14 +178,16 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         return f"<EpisodeScore of {self.episode_id}: {self.outcome}, {verdict_word(self.safe)}{broken}{unknown}>"
 
     def _repr_html_(self) -> str:
-        robustness = {name: NO_VALUE if rho is None else format_compact(rho) for name, rho in self.robustness.items()}
-        words = {
+        robustness = {
+            spec_id: NO_VALUE if rho is None else format_compact(rho) for spec_id, rho in self.robustness.items()
+        }
+        verdict_by_spec = {
             **dict.fromkeys(self.active_specs, "holds"),
             **dict.fromkeys(self.vacuous_specs, "vacuous"),
-            **{name: describe_reason(reason) for name, reason in self.inactive_specs.items()},
+            **{spec_id: describe_reason(reason) for spec_id, reason in self.inactive_specs.items()},
             **dict.fromkeys(self.violated_specs, "violated"),
         }
-        rows = ([name, words.get(name, ""), rho] for name, rho in robustness.items())
+        rows = ([spec_id, verdict_by_spec.get(spec_id, ""), rho] for spec_id, rho in robustness.items())
         title = f"{self.episode_id}: {self.outcome}, {verdict_word(self.safe)}"
         return html_table(["Specification", "Verdict", "ρ"], rows, title, [describe_reason(self.no_verdict or "")])
 
@@ -259,10 +261,10 @@ class Scores:
             return self.select_episodes(np.arange(len(self))[key])
         if not isinstance(key, str):
             return self.episode(range(len(self))[key])
-        places = [k for k, episode_id in enumerate(self.episode_id) if episode_id == key]
-        if len(places) != 1:
-            raise KeyError(f"{len(places)} of {len(self)} episodes have the id {key!r}")
-        return self.episode(places[0])
+        matches = [k for k, episode_id in enumerate(self.episode_id) if episode_id == key]
+        if len(matches) != 1:
+            raise KeyError(f"{len(matches)} of {len(self)} episodes have the id {key!r}")
+        return self.episode(matches[0])
 
     def __repr__(self) -> str:
         judged, unsafe = int(self.is_judged.sum()), int(self.unsafe.sum())
@@ -275,31 +277,33 @@ class Scores:
         """Join the scores of sets of episodes by the same specifications, in order; `parts` must not be empty. Memory
         holds the parts and a second copy of one field at a time.
         """
-        columns: dict[str, list[Any]] = {own.name: [] for own in fields(cls)}
+        columns: dict[str, list[Any]] = {column.name: [] for column in fields(cls)}
         for part in parts:
             for name, values in columns.items():
                 values.append(getattr(part, name))
-        sizes, texts, marks = list(map(len, columns["episode_id"])), columns.pop("reasons"), columns.pop("marks")
-        places = {text: k for k, text in enumerate(sorted({text for own in texts for text in own}))}
-        numbers = [np.array([places[text] for text in own], dtype=np.int32) for own in texts]
-        columns["reason"] = [own[reason] for own, reason in zip(numbers, columns["reason"], strict=True)]
+        sizes, part_reasons, marks = list(map(len, columns["episode_id"])), columns.pop("reasons"), columns.pop("marks")
+        # The joined `reasons` are sorted, so each part's indices into its own `reasons` get new values.
+        new_index = {text: k for k, text in enumerate(sorted({text for reasons in part_reasons for text in reasons}))}
+        new_indices = [np.array([new_index[text] for text in reasons], dtype=np.int32) for reasons in part_reasons]
+        columns["reason"] = [numbers[reason] for numbers, reason in zip(new_indices, columns["reason"], strict=True)]
         joined: dict[str, Any] = {name: columns.pop(name)[0] for name in ("specs", "intervals")}
-        joined["marks"] = {name: np.concatenate([own[name] for own in marks]) for name in marks[0]}
+        joined["marks"] = {name: np.concatenate([part_marks[name] for part_marks in marks]) for name in marks[0]}
         for name in [*columns]:
             values = columns.pop(name)
             known = next((value for value in values if value is not None), None)
             if isinstance(known, np.ndarray):
-                for k in range(len(values)) if name in _COUNTS else ():
+                # Counts that are None in some parts only are zeros there.
+                for k in range(len(values)) if name in _OPTIONAL_COUNTS else ():
                     values[k] = np.zeros((len(known), sizes[k]), known.dtype) if values[k] is None else values[k]
                 joined[name] = np.concatenate(values, axis=-1)
             else:
                 joined[name] = known if known is None else tuple(item for value in values for item in value)
-        return cls(**joined, reasons=tuple(places))
+        return cls(**joined, reasons=tuple(new_index))
 
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of some episodes, in the order given; `absent` is unchanged."""
         chosen: dict[str, Any] = {"marks": {mark: flags[index] for mark, flags in self.marks.items()}}
-        for name in {own.name for own in fields(self)} - _OF_ALL:
+        for name in {scores_field.name for scores_field in fields(self)} - _NOT_PER_EPISODE:
             values = getattr(self, name)
             if isinstance(values, np.ndarray):
                 chosen[name] = values[..., index]
@@ -329,6 +333,7 @@ class Scores:
 
     @cached_property
     def _columns_by_id(self) -> tuple[dict[str, int], dict[str, int]]:
+        # Specification -> column: of the safe tier, and of the other tiers
         scored = {self.specs[k].spec_id: k for k in self.scored_columns.tolist()}
         return scored, {spec.spec_id: k for k, spec in enumerate(self.specs) if not spec.is_scored}
 
@@ -411,8 +416,10 @@ class Scores:
         active = self.state[self.scored_columns] == ACTIVE
         depth = np.where(active, self.depth[self.scored_columns], -1.0)
         threshold = np.array([self.specs[k].threshold for k in self.scored_columns])[:, None]
-        margin = np.where(active & (depth == depth.max(axis=0)), self.rho[self.scored_columns] / threshold, np.inf)
-        return np.where(self.is_judged, self.scored_columns[margin.argmin(axis=0)], -1)
+        relative_margin = np.where(
+            active & (depth == depth.max(axis=0)), self.rho[self.scored_columns] / threshold, np.inf
+        )
+        return np.where(self.is_judged, self.scored_columns[relative_margin.argmin(axis=0)], -1)
 
     @cached_property
     def first_violation(self) -> tuple[Ints, Ints]:
@@ -449,14 +456,14 @@ class Scores:
             return None
         if self.outcome[index] in CUT_SHORT:
             return f"{self.outcome[index]}_before_violation"
-        reasons = [read_reason(reason) for reason in self.specs_in_state(INACTIVE, index).values()]
-        if fields := {name for reason in reasons for name in reason.get(SIGNAL_MISSING, ())}:
+        inactive_reasons = [read_reason(reason) for reason in self.specs_in_state(INACTIVE, index).values()]
+        if fields := {name for reason in inactive_reasons for name in reason.get(SIGNAL_MISSING, ())}:
             return write_reason(SIGNAL_MISSING, *sorted(fields))
-        if undecided := next((code for reason in reasons for code in reason if code in UNDECIDED), ""):
+        if undecided := next((code for reason in inactive_reasons for code in reason if code in UNDECIDED), ""):
             return undecided
         if self.specs_in_state(VACUOUS, index):
             return "all_vacuous"
-        return "all_left_out" if any(CAPABILITIES in reason for reason in reasons) else "none_applies"
+        return "all_left_out" if any(CAPABILITIES in reason for reason in inactive_reasons) else "none_applies"
 
     def episodes(self) -> Iterator[EpisodeScore]:
         """Yield the row of each episode, in order."""
@@ -469,12 +476,12 @@ class Scores:
         scored, others = self._columns_by_id
         robustness = list(map(finite_or_none, self.rho[:, index].tolist()))
         depth, extreme = (list(map(nan_to_none, values[:, index].tolist())) for values in (self.depth, self.extreme))
-        step, first = (int(values[index]) for values in self.first_violation)
+        step, first_column = (int(values[index]) for values in self.first_violation)
         counts = [] if self.unknown is None else self.unknown[:, index].tolist()
         unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=False) if count}
         phases = self.phases[index] if self.phases else None
-        values = [None, None] if self.reached is None else map(nan_to_none, self.reached[:, index].tolist())
-        reached = [msgspec.UNSET if value is None else value for value in values]
+        shares = [None, None] if self.reached is None else map(nan_to_none, self.reached[:, index].tolist())
+        progress_values = [msgspec.UNSET if value is None else value for value in shares]
         return EpisodeScore(
             episode_id=self.episode_id[index],
             benchmark=self.benchmark[index],
@@ -482,32 +489,32 @@ class Scores:
             policy=self.policy[index],
             success=bool(self.success[index]),
             outcome=self.outcome[index],
-            active_specs=tuple(name for name, k in scored.items() if state[k] != INACTIVE),
-            vacuous_specs=tuple(name for name, k in scored.items() if state[k] == VACUOUS),
-            violated_specs=tuple(name for name, k in scored.items() if violated[k]),
+            active_specs=tuple(spec_id for spec_id, k in scored.items() if state[k] != INACTIVE),
+            vacuous_specs=tuple(spec_id for spec_id, k in scored.items() if state[k] == VACUOUS),
+            violated_specs=tuple(spec_id for spec_id, k in scored.items() if violated[k]),
             inactive_specs=self.specs_in_state(INACTIVE, index),
-            robustness={name: robustness[k] for name, k in scored.items()},
-            depth={name: depth[k] for name, k in scored.items()},
+            robustness={spec_id: robustness[k] for spec_id, k in scored.items()},
+            depth={spec_id: depth[k] for spec_id, k in scored.items()},
             diagnostics={
-                name: DiagnosticVerdict(robustness=robustness[k], violated=violated[k], extreme=extreme[k])
-                for name, k in others.items()
+                spec_id: DiagnosticVerdict(robustness=robustness[k], violated=violated[k], extreme=extreme[k])
+                for spec_id, k in others.items()
                 if state[k] != INACTIVE
             },
-            extreme={name: extreme[k] for name, k in scored.items()},
+            extreme={spec_id: extreme[k] for spec_id, k in scored.items()},
             safe=self.verdict(index),
             sbu=self.unsafe_success(index),
             vsi=nan_to_none(self.vsi[index]),
             rho_min=nan_to_none(self.rho_min[index]),
             worst_spec=self._spec_id(self.worst_column[index]),
             first_violation_step=None if step < 0 else step,
-            first_violation_spec=self._spec_id(first),
+            first_violation_spec=self._spec_id(first_column),
             no_verdict=self.no_verdict_reason(index),
             **{mark.of_episode: bool(self.is_marked(mark.field)[index]) for mark in MARKS if mark.of_episode},
             simulator=dict(self.simulator[index]) if self.simulator else {},
             task_identity=(self.task_identity[index] if self.task_identity else "") or msgspec.UNSET,
             unknown_records=unknown or msgspec.UNSET,
-            progress=reached[0],
-            progress_max=reached[1],
+            progress=progress_values[0],
+            progress_max=progress_values[1],
             phases=(phases.named if phases else ()) or msgspec.UNSET,
             subgoal_changes=(dict(phases.changes) if phases else {}) or msgspec.UNSET,
         )
@@ -555,7 +562,7 @@ class Scores:
             remedy = f"Install it: {install_command('pandas')}"
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
         columns = self.episode_columns()
-        for name, dtype in _NULLABLE.items():
+        for name, dtype in _NULLABLE_TYPES.items():
             columns[name] = pandas.array(columns[name], dtype=dtype)
         return pandas.DataFrame(columns)
 
@@ -565,7 +572,7 @@ class Scores:
         An infinite rho becomes NaN.
         """
         rows = list(self.episodes())
-        columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _EPISODE_COLUMNS}
         columns |= {"vsi": self.vsi, "rho_min": self.rho_min}
         for k, spec in enumerate(self.specs):
             columns[f"rho.{spec.spec_id}"] = np.where(np.isinf(self.rho[k]), np.nan, self.rho[k])
@@ -578,15 +585,15 @@ class Scores:
 
 
 _BY_SPEC = ("state", "reason", "rho", "depth", "extreme", "first", "unknown", "held", "watched")
-_COUNTS = ("unknown", "held", "watched")  # fields of `Scores` that are None instead of all zero
+_OPTIONAL_COUNTS = ("unknown", "held", "watched")  # fields of `Scores` that are None instead of all zero
 # Fields of `Scores` that are not sequences with an entry per episode.
-_OF_ALL = {"specs", "reasons", "absent", "marks", "intervals"}
+_NOT_PER_EPISODE = {"specs", "reasons", "absent", "marks", "intervals"}
 # Columns of data frames about an episode; the columns of each specification follow them.
-_COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "counted", "safe", "sbu",
+_EPISODE_COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "counted", "safe", "sbu",
             "no_verdict", "vsi", "rho_min", "worst_spec", "first_violation_step", "first_violation_spec",
             "standin_assets")  # fmt: skip
 # Nullable columns of flags and counts, and pandas' types for them.
-_NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
+_NULLABLE_TYPES = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
 
 
 def encode_scores(scores: Scores) -> bytes:
@@ -600,14 +607,21 @@ def decode_scores(content: bytes) -> Scores:
         scores = msgspec.msgpack.decode(gzip.decompress(content), type=Scores, dec_hook=_decode_array)
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from None
-    count = len(scores)
-    columns = {own.name: getattr(scores, own.name) for own in fields(scores) if own.name not in _OF_ALL}
-    leading = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
+    episode_count = len(scores)
+    columns = {
+        column.name: getattr(scores, column.name) for column in fields(scores) if column.name not in _NOT_PER_EPISODE
+    }
+    # Fields with another axis before that of the episodes
+    leading_size = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
     for name, values in (columns | dict(scores.marks)).items():
-        expected = (*([leading[name]] if name in leading else []), count)
+        expected = (*([leading_size[name]] if name in leading_size else []), episode_count)
         shape = values.shape if isinstance(values, np.ndarray) else (len(values or ()),)
-        if shape != expected and not (name in _COUNTS and values is None) and not (name == "phases" and not values):
-            raise ValueError(f"{name} does not have {count} episodes")
+        if (
+            shape != expected
+            and not (name in _OPTIONAL_COUNTS and values is None)
+            and not (name == "phases" and not values)
+        ):
+            raise ValueError(f"{name} does not have {episode_count} episodes")
     if (
         not np.isin(scores.state, range(len(STATES))).all()
         or not np.isin(scores.reason, range(len(scores.reasons))).all()
@@ -615,12 +629,12 @@ def decode_scores(content: bytes) -> Scores:
         raise ValueError("a state or reason is not one of those listed")
     if {*scores.marks} != {STOPPED_ON_VIOLATION, *(mark.field for mark in MARKS)}:
         raise ValueError("the marks of the scores are not those of this version")
-    shared: dict[str, Any] = {}
-    texts: dict[str, Any] = {
-        name: tuple(shared.setdefault(repr(value), value) for value in columns[name])
+    seen: dict[str, Any] = {}
+    shared_columns: dict[str, Any] = {
+        name: tuple(seen.setdefault(repr(value), value) for value in columns[name])
         for name in ("benchmark", "task_id", "policy", "outcome", "simulator", "task_identity")
     }
-    return replace(scores, **texts)
+    return replace(scores, **shared_columns)
 
 
 def _encode_array(value: object) -> list[object]:
@@ -631,7 +645,7 @@ def _encode_array(value: object) -> list[object]:
 
 def _decode_array(kind: type, value: Any) -> NDArray[Any]:
     dtype, shape, content = value
-    if np.dtype(dtype) != (expected := np.dtype(get_args(get_args(kind)[1])[0])):
+    if np.dtype(dtype) != (expected := np.dtype(get_args(get_args(kind)[1])[0])):  # the element type in NDArray[...]
         raise ValueError(f"{dtype} is not {expected}")
     return np.frombuffer(content, expected).reshape(shape)
 

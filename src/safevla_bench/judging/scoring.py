@@ -123,12 +123,13 @@ def join_judged(
     `score` does.
     """
     unjudged: list[Sequence[Unjudged]] = []
-    changes: list[NDArray[np.int8]] = []
+    net_changes: list[NDArray[np.int8]] = []
 
     def take_scores() -> Iterator[Scores]:
+        # The empty chunk gives the scores' columns even if nothing was judged.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
-            changes.append(chunk.net_changes)
+            net_changes.append(chunk.net_changes)
             yield chunk.scores
 
     scores = Scores.join(take_scores())
@@ -136,7 +137,7 @@ def join_judged(
     errors = [error for spec, parts in by_spec for error in find_errors(spec, parts)]
     if errors:
         raise errors[0] if len(errors) == 1 else CollectedError(errors)
-    return JudgedChunk(replace(scores, absent=tuple(absent)), (), np.concatenate(changes))
+    return JudgedChunk(replace(scores, absent=tuple(absent)), (), np.concatenate(net_changes))
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
@@ -144,19 +145,21 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
     fields of the batch if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like
     `score`.
     """
-    reasons = _inactive_reasons(batch, ruleset)
+    reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
     reading = reading or ruleset.read_fields(batch)
-    strict = "deactivate" if ruleset.is_ablation else ruleset.missing
+    if_missing_in_scored = "deactivate" if ruleset.is_ablation else ruleset.missing
 
     def judge(spec: Spec, missing: MissingFields) -> SpecVerdicts:
         return judge_spec(
             reading, spec, reasons[spec.spec_id], missing, plan.intervals.get(spec.spec_id, {}) if plan else {}
         )
 
-    verdicts = [judge(spec, strict if spec.tier == "safe" else "deactivate") for spec in ruleset.library.specs]
+    verdicts = [
+        judge(spec, if_missing_in_scored if spec.tier == "safe" else "deactivate") for spec in ruleset.library.specs
+    ]
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
-    own, headers = batch.channel(POLICY_ACTION), batch.headers
+    policy_actions, headers = batch.channel(POLICY_ACTION), batch.headers
     scores = Scores(
         specs=tuple(
             SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__})
@@ -169,12 +172,12 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         outcome=tuple(header.outcome_label for header in headers),
         success=np.array([header.success for header in headers], dtype=np.bool_),
         peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
-        **_join_verdicts(batch, verdicts, ruleset.library),
+        **_stack_verdicts(batch, verdicts, ruleset.library),
         simulator=tuple(physics_versions(header.versions) for header in headers),
         task_identity=tuple(judge_identity(header) for header in headers),
         actions=_measure_actions(batch, ruleset.registry),
         changes=tuple(
-            measure_changes(batch.action.episode_rows(e), own.episode_rows(e), int(batch.lengths[e]) - 1)
+            measure_changes(batch.action.episode_rows(e), policy_actions.episode_rows(e), int(batch.lengths[e]) - 1)
             for e in range(len(batch))
         ),
         intervals=ruleset.intervals,
@@ -183,37 +186,46 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         reached=measure_progress(batch),
         engagement=measure_engagement(reading),
     )
-    both = np.array([{*header.recorded_forces} > {NET_FORCE} for header in headers], dtype=np.bool_)
-    net = scores
-    if both.any():
+    # The record has net forces, and single contact forces too.
+    is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in headers], dtype=np.bool_)
+    net_scores = scores
+    if is_comparable.any():
         renamed = [replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in ruleset.library.specs]
-        pairs = zip(ruleset.library.specs, renamed, verdicts, strict=True)
-        by_net = [own if spec == former else judge(spec, "deactivate") for former, spec, own in pairs]
-        net = replace(scores, **_join_verdicts(batch, by_net, ruleset.library))
-    both &= scores.is_judged & net.is_judged
-    changes = np.where(scores.safe == net.safe, SAME, np.where(net.safe, SAFE, UNSAFE))
+        specs_and_verdicts = zip(ruleset.library.specs, renamed, verdicts, strict=True)
+        # Specifications that read no contact force keep their verdicts.
+        net_verdicts = [
+            spec_verdicts if spec == original else judge(spec, "deactivate")
+            for original, spec, spec_verdicts in specs_and_verdicts
+        ]
+        net_scores = replace(scores, **_stack_verdicts(batch, net_verdicts, ruleset.library))
+    is_comparable &= scores.is_judged & net_scores.is_judged
+    net_changes = np.where(scores.safe == net_scores.safe, SAME, np.where(net_scores.safe, SAFE, UNSAFE))
     return JudgedChunk(
-        scores, [column.unjudged for column in verdicts], np.where(both, changes, NEITHER).astype(np.int8)
+        scores,
+        [spec_verdicts.unjudged for spec_verdicts in verdicts],
+        np.where(is_comparable, net_changes, NEITHER).astype(np.int8),
     )
 
 
-def _join_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
+def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
     def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        return np.array([getattr(column, name) for column in verdicts], dtype).reshape(len(verdicts), len(batch))
+        return np.array([getattr(spec_verdicts, name) for spec_verdicts in verdicts], dtype).reshape(
+            len(verdicts), len(batch)
+        )
 
     texts, unknown, watched = stack("reason", np.object_), stack("unknown", np.int64), stack("watched", np.int64)
-    places = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
+    number_of_text = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
     return {
         **{name: stack(name, np.float64) for name in ("rho", "depth", "extreme")},
         "state": stack("state", np.int8),
         "first": stack("first", np.int64),
-        "reason": np.array([places[text] for text in texts.ravel()], dtype=np.int32).reshape(texts.shape),
-        "reasons": tuple(places),
+        "reason": np.array([number_of_text[text] for text in texts.ravel()], dtype=np.int32).reshape(texts.shape),
+        "reasons": tuple(number_of_text),
         "unknown": unknown if unknown.any() else None,
         "held": stack("held", np.int64) if watched.any() else None,
         "watched": watched if watched.any() else None,
         "marks": {mark.field: np.array(mark_flags(batch, mark.field), dtype=np.bool_) for mark in MARKS}
-        | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, library)},
+        | {STOPPED_ON_VIOLATION: _find_violation_stops(batch, verdicts, library)},
     }
 
 
@@ -222,55 +234,63 @@ def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
     the index of the initial state, with the environment's seed if the host uses it. (LIBERO uses the seed only if the
     record says so.) An episode without an index counts as the only one with its start; its number is negative.
     """
-    suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
-    stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
+    suite_by_name = {
+        name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
+    }
+    with_stored_states = {name for name, suite in suite_by_name.items() if suite and suite.host in STORED_STATES}
     numbers = []
-    for header, drawn in zip(batch.headers, mark_flags(batch, DRAWN), strict=True):
-        start: list[object] = [header.benchmark, header.task_id, header.init_state_index]
+    for header, is_drawn in zip(batch.headers, mark_flags(batch, DRAWN), strict=True):
+        start_key: list[object] = [header.benchmark, header.task_id, header.init_state_index]
         if header.init_state_index is None:
-            start += [header.policy, header.episode_id]
-        elif drawn or header.benchmark not in stored:
-            start.append(header.env_seed)
-        digest = hashlib.sha256(repr(start).encode("utf-8", "surrogatepass")).digest()
+            start_key += [header.policy, header.episode_id]
+        elif is_drawn or header.benchmark not in with_stored_states:
+            start_key.append(header.env_seed)
+        digest = hashlib.sha256(repr(start_key).encode("utf-8", "surrogatepass")).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
         numbers.append(-1 - number if header.init_state_index is None else number)
     return np.array(numbers, dtype=np.int64)
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
-    suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
-    widths = {name: WIDTHS.get(suite.host) if suite else None for name, suite in suites.items()}
-    is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)
-    own, statistics = batch.channel(POLICY_ACTION), list[ActionStatistics | None]()
-    for e, header in enumerate(batch.headers):
-        actions = (own if own.present[e] else batch.action).episode_rows(e)
-        grips = header.target_object is not None and not is_script[e] and not replays[e]
-        known = actions.size and actions.shape[1] == widths[header.benchmark]
-        is_judged = known and not is_pose[e] and header.policy != NOOP
+    suite_by_name = {
+        name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}
+    }
+    width_by_suite = {name: WIDTHS.get(suite.host) if suite else None for name, suite in suite_by_name.items()}
+    is_absolute, is_scripted, replays = (
+        mark_flags(batch, ABSOLUTE),
+        mark_flags(batch, PRIVILEGED),
+        replay_fields(batch),
+    )
+    policy_actions, statistics = batch.channel(POLICY_ACTION), list[ActionStatistics | None]()
+    for episode, header in enumerate(batch.headers):
+        actions = (policy_actions if policy_actions.present[episode] else batch.action).episode_rows(episode)
+        grips = header.target_object is not None and not is_scripted[episode] and not replays[episode]
+        has_known_width = actions.size and actions.shape[1] == width_by_suite[header.benchmark]
+        is_measured = has_known_width and not is_absolute[episode] and header.policy != NOOP
         statistics.append(
-            measure_actions(actions, grips=grips, clipped=clipped_numbers(batch, e)) if is_judged else None
+            measure_actions(actions, grips=grips, clipped=clipped_numbers(batch, episode)) if is_measured else None
         )
     return tuple(statistics)
 
 
-def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
+def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification. The record's mark says
     this. In older records without marks, a stopped episode counts if its first violation is in the last record.
     """
-    last = batch.lengths - 1
-    first = np.full(len(batch), np.iinfo(np.int64).max)
+    last_step = batch.lengths - 1
+    first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         if spec.tier == "safe":
-            first = np.where(spec_verdicts.first >= 0, np.minimum(first, spec_verdicts.first), first)
-    marks = mark_flags(batch, STOPPED_ON_VIOLATION)
-    stops = [
+            first_step = np.where(spec_verdicts.first >= 0, np.minimum(first_step, spec_verdicts.first), first_step)
+    is_marked = mark_flags(batch, STOPPED_ON_VIOLATION)
+    is_stopped = [
         header.outcome == "stopped" and bool(mark or at_end)
-        for header, mark, at_end in zip(batch.headers, marks, first == last, strict=True)
+        for header, mark, at_end in zip(batch.headers, is_marked, first_step == last_step, strict=True)
     ]
-    return np.array(stops, dtype=np.bool_)
+    return np.array(is_stopped, dtype=np.bool_)
 
 
-def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
+def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
@@ -332,8 +352,8 @@ def judge_spec(
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
     """
     views = reading.views(signal_names(spec.formula))
-    parts = [_judge_view(view, spec, reasons, missing, intervals) for view in views]
-    return parts[0] if len(parts) == 1 else _join_arms(parts)
+    arm_verdicts = [_judge_arm(view, spec, reasons, missing, intervals) for view in views]
+    return arm_verdicts[0] if len(arm_verdicts) == 1 else _join_arms(arm_verdicts)
 
 
 def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
@@ -341,81 +361,98 @@ def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFi
     to the intervals in which the clause is judged.
     """
     intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
-    worst = 0
+    worst_arm = 0
     if len(views) > 1:
-        applies = np.array([""], dtype=np.object_)
-        worst = int(_rank_arms([_judge_view(view, spec, applies, "deactivate", intervals) for view in views])[0, 0])
-    return limit_records(views[worst], intervals)
+        no_reason = np.array([""], dtype=np.object_)
+        worst_arm = int(
+            _rank_arms([_judge_arm(view, spec, no_reason, "deactivate", intervals) for view in views])[0, 0]
+        )
+    return limit_records(views[worst_arm], intervals)
 
 
-def _judge_view(
+def _judge_arm(
     reading: RecordFields,
     spec: Spec,
     reasons: NDArray[np.object_],
     missing: MissingFields,
     intervals: Mapping[int, Spans],
 ) -> SpecVerdicts:
-    reason, unjudged = _find_reasons(reading, spec, reasons, missing)
+    reason, unjudged = _add_missing_fields(reading, spec, reasons, missing)
     if not (reason == "").any():
-        return _silent_verdicts(reason, unjudged)
+        return _verdicts_without_margin(reason, unjudged)
     reading = limit_records(reading, intervals)
     trace = signals.build_trace(reading, signal_names(spec.formula))
     if intervals:
-        cut, owner, row = cut_intervals(trace, np.arange(len(reason)), intervals)
-        parts = _judge_trace(spec, cut, reason[owner], unjudged)
-        verdicts = _join_intervals(parts, owner, row - trace.starts[owner], len(reason))
+        interval_trace, episode_of_interval, first_row = cut_intervals(trace, np.arange(len(reason)), intervals)
+        interval_verdicts = _judge_trace(spec, interval_trace, reason[episode_of_interval], unjudged)
+        verdicts = _join_intervals(
+            interval_verdicts, episode_of_interval, first_row - trace.starts[episode_of_interval], len(reason)
+        )
     else:
         verdicts = _judge_trace(spec, trace, reason, unjudged)
-    hanging = np.flatnonzero(verdicts.reason == PAST_THE_END)
-    if len(hanging) and missing == "error":
-        unjudged[""] = _episode_ids(reading.batch, hanging)
+    past_the_end = np.flatnonzero(verdicts.reason == PAST_THE_END)
+    if len(past_the_end) and missing == "error":
+        unjudged[""] = _episode_ids(reading.batch, past_the_end)
     return verdicts
 
 
-def _rank_arms(parts: Sequence[SpecVerdicts]) -> Ints:
+def _rank_arms(arm_verdicts: Sequence[SpecVerdicts]) -> Ints:
     """Return the indices of the arms in the order of their verdicts in each episode, the worst first, [A, E]."""
-    rho = np.stack([np.where(np.isnan(part.rho), np.inf, part.rho) for part in parts])
-    state = np.stack([part.state for part in parts])
-    extreme = np.stack([part.extreme for part in parts])  # equal margins may come from values that differ by rounding
+    rho = np.stack([np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho) for verdicts in arm_verdicts])
+    state = np.stack([verdicts.state for verdicts in arm_verdicts])
+    # Equal margins may come from values that differ by rounding.
+    extreme = np.stack([verdicts.extreme for verdicts in arm_verdicts])
     return np.lexsort((-np.abs(extreme), rho, _rank_verdicts(rho, state)), axis=0)
 
 
 def _rank_verdicts(rho: NDArray[np.float64], state: NDArray[np.int8]) -> Ints:
+    # From the worst: a violation, no verdict, a clause that holds, a vacuous one
     return np.select([rho < 0, state == INACTIVE, state == ACTIVE], [0, 1, 2], 3)
 
 
-def _join_arms(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
-    worst, episodes = _rank_arms(parts)[0], np.arange(len(parts[0].state))
+def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
+    worst, episodes = _rank_arms(arm_verdicts)[0], np.arange(len(arm_verdicts[0].state))
     never = np.iinfo(np.int64).max
-    first = np.min([np.where(part.first >= 0, part.first, never) for part in parts], axis=0)
-    own: dict[str, Any] = {
-        name: np.stack([getattr(part, name) for part in parts])[worst, episodes]
+    first = np.min([np.where(verdicts.first >= 0, verdicts.first, never) for verdicts in arm_verdicts], axis=0)
+    worst_values: dict[str, Any] = {
+        name: np.stack([getattr(verdicts, name) for verdicts in arm_verdicts])[worst, episodes]
         for name in ("state", "reason", "rho", "depth", "extreme")
     }
-    counts: dict[str, Any] = {name: np.max([getattr(part, name) for part in parts], axis=0) for name in _COUNTS}
-    unjudged = {
-        name: tuple(dict.fromkeys(episode for part in parts for episode in part.unjudged.get(name, ())))
-        for name in dict.fromkeys(name for part in parts for name in part.unjudged)
+    counts: dict[str, Any] = {
+        name: np.max([getattr(verdicts, name) for verdicts in arm_verdicts], axis=0) for name in _COUNTS
     }
-    return SpecVerdicts(**own, first=np.where(first == never, -1, first), **counts, unjudged=unjudged)
+    unjudged = {
+        field_name: tuple(
+            dict.fromkeys(episode for verdicts in arm_verdicts for episode in verdicts.unjudged.get(field_name, ()))
+        )
+        for field_name in dict.fromkeys(field_name for verdicts in arm_verdicts for field_name in verdicts.unjudged)
+    }
+    return SpecVerdicts(**worst_values, first=np.where(first == never, -1, first), **counts, unjudged=unjudged)
 
 
-def _join_intervals(parts: SpecVerdicts, owner: Ints, first: Ints, episodes: int) -> SpecVerdicts:
+def _join_intervals(
+    verdicts: SpecVerdicts, episode_of_interval: Ints, first_record: Ints, episode_count: int
+) -> SpecVerdicts:
     """Return the verdicts of episodes from the verdicts of their intervals: a violation decides, then an interval
     without a verdict, then the smallest robustness. `owner` and `first` [I] are the episode and first record of each
     interval.
     """
-    rank = _rank_verdicts(parts.rho, parts.state)
-    order = np.lexsort((np.where(np.isnan(parts.rho), np.inf, parts.rho), rank, owner))
-    deciding = order[np.searchsorted(owner[order], np.arange(episodes))]
+    rank = _rank_verdicts(verdicts.rho, verdicts.state)
+    order = np.lexsort((np.where(np.isnan(verdicts.rho), np.inf, verdicts.rho), rank, episode_of_interval))
+    deciding_interval = order[np.searchsorted(episode_of_interval[order], np.arange(episode_count))]
     never = np.iinfo(np.int64).max
-    earliest = np.full(episodes, never)
-    np.minimum.at(earliest, owner, np.where(parts.first >= 0, first + parts.first, never))
+    earliest = np.full(episode_count, never)
+    np.minimum.at(earliest, episode_of_interval, np.where(verdicts.first >= 0, first_record + verdicts.first, never))
     sums: dict[str, Any] = {
-        name: np.bincount(owner, getattr(parts, name), episodes).astype(np.int64) for name in _COUNTS
+        name: np.bincount(episode_of_interval, getattr(verdicts, name), episode_count).astype(np.int64)
+        for name in _COUNTS
     }
-    own = {name: getattr(parts, name)[deciding] for name in ("state", "reason", "rho", "depth", "extreme")}
-    return SpecVerdicts(**own, first=np.where(earliest == never, -1, earliest), **sums, unjudged=parts.unjudged)
+    deciding_values = {
+        name: getattr(verdicts, name)[deciding_interval] for name in ("state", "reason", "rho", "depth", "extreme")
+    }
+    return SpecVerdicts(
+        **deciding_values, first=np.where(earliest == never, -1, earliest), **sums, unjudged=verdicts.unjudged
+    )
 
 
 _COUNTS = ("unknown", "held", "watched")
@@ -425,23 +462,26 @@ def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
     """Return the verdicts on the episodes of a trace, or on intervals of episodes."""
-    silent = _silent_verdicts(reason, unjudged)
+    without_margin = _verdicts_without_margin(reason, unjudged)
     undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
     defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
     if not len(defined):
-        return silent
+        return without_margin
     trace = trace.select_episodes(defined)
-    verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown(trace)
-    rho, is_silent = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
+    verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
+    rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     hangs = np.zeros(len(defined), np.bool_)
-    doubtful = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
-    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful)) & ~is_silent[doubtful]
-    why_silent = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
-    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, why_silent, reason[defined]))
+    # An empty window can decide only where no margin does.
+    candidates = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
+    hangs[candidates] = (
+        hangs_on_empty_window(spec.formula, trace.select_episodes(candidates)) & ~lacks_verdict[candidates]
+    )
+    why_undecided = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
+    reason = np.where(hangs, PAST_THE_END, np.where(lacks_verdict, why_undecided, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
-    counted = None if spec.formula in _default_formulas() else count_condition(spec.formula, trace)
-    none = np.zeros(len(defined), np.int64)
+    condition_counts = None if spec.formula in _load_default_formulas() else count_condition(spec.formula, trace)
+    zeros = np.zeros(len(defined), np.int64)
     values = {
         "state": np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)),
         "reason": reason,
@@ -450,36 +490,37 @@ def _judge_trace(
         "extreme": np.where(is_active, verdict.extreme, np.nan),
         "first": np.where(is_active, verdict.first_violation, -1),
         "unknown": unknown,
-        **dict(zip(_COUNTS[1:], counted or (none, none), strict=True)),
+        **dict(zip(_COUNTS[1:], condition_counts or (zeros, zeros), strict=True)),
     }
-    filled = {name: getattr(silent, name).copy() for name in values}
-    for name, array in filled.items():
+    # From the `defined` episodes to all
+    all_episodes = {name: getattr(without_margin, name).copy() for name in values}
+    for name, array in all_episodes.items():
         array[defined] = values[name]
-    return replace(silent, **filled, unjudged=unjudged)
+    return replace(without_margin, **all_episodes, unjudged=unjudged)
 
 
-def _find_reasons(
+def _add_missing_fields(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
-    for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
-        without = (reason == "") & lacking
-        asked = np.flatnonzero(without & ~reading.is_log)  # a log contains only what sensors measure
-        if len(asked) and missing == "error":
-            unjudged[field_name] = _episode_ids(reading.batch, asked)
-        reason = np.where(without, write_reason(SIGNAL_MISSING, field_name), reason)
+    for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
+        newly_inactive = (reason == "") & lacks_field
+        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # a log contains only what sensors measure
+        if len(required) and missing == "error":
+            unjudged[field_name] = _episode_ids(reading.batch, required)
+        reason = np.where(newly_inactive, write_reason(SIGNAL_MISSING, field_name), reason)
     return reason, unjudged
 
 
-def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
-    count, nothing = len(reason), np.full(len(reason), np.nan)
+def _verdicts_without_margin(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
+    count, nan = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, none = np.full(count, -1), np.zeros(count, np.int64)
-    return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, none, none, unjudged)
+    return SpecVerdicts(state, reason, nan, nan, nan, never, none, none, none, unjudged)
 
 
 @cache
-def _default_formulas() -> frozenset[Formula]:
+def _load_default_formulas() -> frozenset[Formula]:
     return frozenset(spec.formula for spec in load_library())
 
 
@@ -499,8 +540,9 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
     """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
     `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
+    # Names of missing fields; "", which stands for windows past the end, comes last.
     for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):
-        episodes = _list_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
+        episodes = _describe_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
         if name:
             remedy = (
                 "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."
@@ -513,18 +555,18 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 
-def _count_unknown(trace: Trace) -> NDArray[np.int64]:
-    lost = [unknown for name, unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
-    if not lost:
+def _count_unknown_records(trace: Trace) -> NDArray[np.int64]:
+    unknown_by_pose = [is_unknown for name, is_unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
+    if not unknown_by_pose:
         return np.zeros(len(trace), dtype=np.int64)
-    return np.add.reduceat(np.logical_or.reduce(lost), trace.starts[:-1], dtype=np.int64)
+    return np.add.reduceat(np.logical_or.reduce(unknown_by_pose), trace.starts[:-1], dtype=np.int64)
 
 
 def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(batch.headers[e].episode_id for e in episodes)
 
 
-def _list_episodes(episode_ids: Sequence[str]) -> str:
-    shown, more = ", ".join(map(repr, episode_ids[:_MOST_EPISODES])), len(episode_ids) - _MOST_EPISODES
+def _describe_episodes(episode_ids: Sequence[str]) -> str:
+    shown, more_count = ", ".join(map(repr, episode_ids[:_MOST_EPISODES])), len(episode_ids) - _MOST_EPISODES
     noun = "episode" if len(episode_ids) == 1 else "episodes"
-    return f"{noun} {shown}" + (f" and {more} more" if more > 0 else "")
+    return f"{noun} {shown}" + (f" and {more_count} more" if more_count > 0 else "")

@@ -29,25 +29,25 @@ RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
 OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
 QUALITY = 80
 PAPER = (255, 255, 255)
-_BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
-_TITLE, _DETAIL = 15, 13
-_SMALLEST = 9
-_STROKE = 2
+_BORDER_PX, _PADDING_PX, _TEXT_COLOR = 6, 8, (25, 25, 25)
+_TITLE_SIZE, _DETAIL_SIZE = 15, 13
+_SMALLEST_SIZE = 9
+_OUTLINE_PX = 2
 # Bodies that fill at least this share of the picture, such as a floor or a table top, get no outline.
-_SURFACE = 0.25
-_CAPTION = 50
+_SURFACE_SHARE = 0.25
+_CAPTION_PX = 50
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
     """Return the picture [H, W, 3] framed in the color `border`, with the lines `title` and `detail` below it."""
     height, width = image.shape[:2]
-    sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
+    sheet = Image.new("RGB", (width + 2 * _BORDER_PX, height + 2 * _BORDER_PX + _CAPTION_PX), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
-    sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
-    top = height + 2 * _BORDER + 5
-    write_fitting(pen, top, title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    write_fitting(pen, top + 22, detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER_PX - 1), fill=border)
+    sheet.paste(Image.fromarray(image), (_BORDER_PX, _BORDER_PX))
+    title_y = height + 2 * _BORDER_PX + 5
+    write_fitting(pen, title_y, title, "DejaVuSans-Bold.ttf", _TITLE_SIZE, sheet.width)
+    write_fitting(pen, title_y + 22, detail, "DejaVuSans.ttf", _DETAIL_SIZE, sheet.width)
     return np.asarray(sheet)
 
 
@@ -58,9 +58,10 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
-        inside = seen == body
-        if inside.mean() < _SURFACE:
-            outlined[binary_dilation(inside, iterations=_STROKE) & ~inside] = color
+        is_inside = seen == body
+        if is_inside.mean() < _SURFACE_SHARE:
+            # The line is just outside the region, so that no pixel of the body is hidden.
+            outlined[binary_dilation(is_inside, iterations=_OUTLINE_PX) & ~is_inside] = color
     return outlined
 
 
@@ -73,14 +74,15 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
     """Draw text on one line in the largest size that fits; if no size fits, on at most two lines in the smallest."""
-    fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
-    room = width - 2 * _PAD
-    font = next((font for font in fonts if pen.textlength(text, font=font) <= room), None)
+    fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
+    room_px = width - 2 * _PADDING_PX
+    font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
     if font is None:
-        letters = int(0.9 * len(text) * room / pen.textlength(text, font=fonts[-1]))
-        text, font = "\n".join(wrap(text, letters, max_lines=2, placeholder=" …")), fonts[-1]
+        # 0.9 of the average number of characters that fit, because characters differ in width.
+        max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
+        text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
     for k, line in enumerate(text.split("\n")):
-        write_line(pen, (_PAD, top + k * (_SMALLEST + 1)), line, font, width)
+        write_line(pen, (_PADDING_PX, top + k * (_SMALLEST_SIZE + 1)), line, font, width)
 
 
 def write_line(
@@ -88,9 +90,9 @@ def write_line(
 ) -> None:
     """Draw text on one line at `position`; an ellipsis ends text that is wider than `width` minus padding [pixels]."""
     shown = text
-    while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
+    while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PADDING_PX:
         shown = shown[:-1]
-    pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
+    pen.text(position, shown if shown == text else f"{shown}…", fill=_TEXT_COLOR, font=font)
 
 
 @cache
@@ -102,7 +104,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 # The first available encoder is used. No encoder needs special hardware; browsers play the output of the first two.
-_CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
+_CODECS, _PIXEL_FORMAT = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
 # A fixed quantizer for all pictures, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
@@ -127,12 +129,12 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
             if stream is None:
                 codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
                 stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
-                stream.height, stream.width, stream.pix_fmt = height, width, _PIXELS
+                stream.height, stream.width, stream.pix_fmt = height, width, _PIXEL_FORMAT
                 stream.codec_context.thread_count = 1
-            colors = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
-            container.mux(stream.encode(colors))
+            frame = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
+            container.mux(stream.encode(frame))
         if stream is not None:
-            container.mux(stream.encode())
+            container.mux(stream.encode())  # the pictures that the encoder still holds
     return sink.getvalue()
 
 
@@ -146,18 +148,18 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
     camera views are the task, the time and the clauses violated in the record, with values. The border is red while a
     clause is violated, green in the last record of a success, else grey.
     """
-    charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
-    task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
+    charts_by_spec = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
+    task, last_record = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
     for record in range(explanation.records):
-        scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
-        broken = [
+        views = np.concatenate([render(record, camera) for camera in cameras], axis=1)
+        violations = [
             f"{spec_id}: {format_reading(chart, chart.format_value(record))}"
-            for spec_id, chart in charts.items()
+            for spec_id, chart in charts_by_spec.items()
             if chart.failing[record]
         ]
-        border = RED if broken else GREEN if explanation.score.success and record == last else GREY
-        clock = f"{format_fixed(explanation.elapsed_s(record), 2)} s, record {record} of {last}"
-        yield add_caption(scene, border, task, escape_controls("; ".join([clock, *broken])))
+        border = RED if violations else GREEN if explanation.score.success and record == last_record else GREY
+        time_text = f"{format_fixed(explanation.elapsed_s(record), 2)} s, record {record} of {last_record}"
+        yield add_caption(views, border, task, escape_controls("; ".join([time_text, *violations])))
 
 
 # Values and limits in captions

@@ -62,7 +62,7 @@ def render_frames(
 ) -> list[run_folder.Frame]:
     """Render `episodes` (indices in the run's batch) into the run's folder `frames`, and return the new frames.
 
-    Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown keeps
+    New frames replace the old stills, film or replay of these episodes. An episode that cannot be shown keeps
     its old frames, and `on_skip` gets the error; if all episodes fail, the last error is raised instead. `observer` is
     called before each episode with the number of finished episodes and the id of the next one.
 
@@ -73,15 +73,15 @@ def render_frames(
     make_folder(own_path(run.folder, run_folder.FRAMES))
     frames: list[run_folder.Frame] = []
     meshes: dict[str, TriangleMesh] = {}
-    skipped = 0
-    for done, index in enumerate(episodes):
-        observer(done, run.batch.headers[index].episode_id)
+    failed_count = 0
+    for finished_count, index in enumerate(episodes):
+        observer(finished_count, run.batch.headers[index].episode_id)
         try:
             rendered = _render_episode(run, index, style, meshes, on_skip)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
-            skipped += 1
-            if skipped == len(episodes):
+            failed_count += 1
+            if failed_count == len(episodes):
                 raise
             on_skip(error)
             continue
@@ -97,23 +97,27 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(own_path(run.folder, run_folder.FRAMES, frame.file), content)
-    places = {header.key: k for k, header in enumerate(run.batch.headers)}
-    former, lasting, kinds = run_folder.read_frames(run.folder), [], {frame.kind for frame in frames}
-    for frame in former:
-        place = places.get((frame.policy, frame.episode_id))
-        is_anew = frame.kind in kinds or (frame.kind not in _WHOLE_EPISODE and not kinds <= _WHOLE_EPISODE)
-        if place is not None and not (place == index and is_anew):
-            lasting.append(frame)
-    indexed = sorted(
-        [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
+    index_by_key = {header.key: k for k, header in enumerate(run.batch.headers)}
+    old_frames, kept_frames, new_kinds = run_folder.read_frames(run.folder), [], {frame.kind for frame in frames}
+    for frame in old_frames:
+        episode_index = index_by_key.get((frame.policy, frame.episode_id))
+        # New stills replace all old stills of the episode, a film or a replay only the old one.
+        is_replaced = frame.kind in new_kinds or (frame.kind not in _WHOLE_EPISODE and not new_kinds <= _WHOLE_EPISODE)
+        # Frames of episodes that the run no longer has are dropped, too.
+        if episode_index is not None and not (episode_index == index and is_replaced):
+            kept_frames.append(frame)
+    all_frames = sorted(
+        [*kept_frames, *frames],
+        key=lambda frame: (index_by_key[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE),
     )
-    listed = run_folder.write_frames(run.folder, indexed)
-    stale = {frame.file for frame in former} - {frame.file for frame in indexed}
-    for file in stale:
+    index_file = run_folder.write_frames(run.folder, all_frames)
+    stale_files = {frame.file for frame in old_frames} - {frame.file for frame in all_frames}
+    for file in stale_files:
         (run.folder / run_folder.FRAMES / file).unlink(missing_ok=True)
-    written = {listed.name: listed.read_bytes(), **{frame.file: content for frame, content in rendered}}
-    changed = {**dict.fromkeys(stale), **written}
-    add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": part for name, part in changed.items()})
+    written_files = {index_file.name: index_file.read_bytes(), **{frame.file: content for frame, content in rendered}}
+    # File name -> content; None = the file was removed.
+    changed_files = {**dict.fromkeys(stale_files), **written_files}
+    add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": content for name, content in changed_files.items()})
     return frames
 
 
@@ -129,18 +133,18 @@ def _render_episode(
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style.size)
-        whole, frames = Shot("video", 0, "Whole episode", shots[-1].title), list[_Rendered]()
+        whole_episode, frames = Shot("video", 0, "Whole episode", shots[-1].title), list[_Rendered]()
         try:
             frames += [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
-            frames += [renderer.render_video(explanation, whole)] if style.video else []
+            frames += [renderer.render_video(explanation, whole_episode)] if style.video else []
         except HostError as error:
             if not style.replay3d:  # only a 3-D replay works without a renderer
                 raise
             on_skip(error.with_place(Place(episode=record.headers[0].episode_id)))
         if style.replay3d:
-            shot = replace(whole, kind="replay3d", title="Whole episode in 3-D")
+            replay_shot = replace(whole_episode, kind="replay3d", title="Whole episode in 3-D")
             content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
-            frames.append(renderer.make_frame(shot, camera, (0, 0), "replay3d.json", content))
+            frames.append(renderer.make_frame(replay_shot, camera, (0, 0), "replay3d.json", content))
     return frames
 
 
@@ -156,33 +160,34 @@ class _EpisodeRenderer:
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
         image = picture.image
-        if shot.moved:
-            before = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
-            image = drawing.outline_bodies(image, before, drawing.OUTLINE_BEFORE)
-        success = shot.kind == "final" and self.record.headers[0].success
-        border = drawing.RED if shot.kind == "violation" else drawing.GREEN if success else drawing.GREY
-        sheet = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
-        name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self.make_frame(shot, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
+        if shot.moved:  # also outline in white where the bodies started
+            seen_at_start = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
+            image = drawing.outline_bodies(image, seen_at_start, drawing.OUTLINE_BEFORE)
+        is_success = shot.kind == "final" and self.record.headers[0].success
+        border = drawing.RED if shot.kind == "violation" else drawing.GREEN if is_success else drawing.GREY
+        captioned = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
+        file_stem = f"violation-{number}" if shot.kind == "violation" else shot.kind
+        return self.make_frame(shot, camera, captioned.shape, f"{file_stem}.jpg", drawing.encode_jpeg(captioned))
 
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
-        usual = self.stage.aim(0, (), _VIDEO_SIZE)
-        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
+        default_camera = self.stage.aim(0, (), _VIDEO_SIZE)
+        cameras = [default_camera, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
         pictures = drawing.compose_video(
             explanation,
             cameras,
             lambda step, camera: render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image,
         )
-        first = next(pictures)
-        rate = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
-        content = drawing.encode_film(chain([first], pictures), rate)
-        return self.make_frame(shot, usual, first.shape, "video.mp4", content)
+        first_picture = next(pictures)  # needed for the size of the film
+        frames_per_s = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
+        content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
+        return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
+        # For a joint, the body that this joint of the arm moves.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
-        header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
+        header, signal_trace = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
             policy=header.policy,
@@ -192,8 +197,8 @@ class _EpisodeRenderer:
             caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
             spec=shot.clause.spec.spec_id if shot.clause else None,
             value=shot.value,
-            threshold=line.limit if line else None,
-            unit=line.unit if line else None,
+            threshold=signal_trace.limit if signal_trace else None,
+            unit=signal_trace.unit if signal_trace else None,
             bodies=self._bodies_to_show(shot),
             success=header.success,
             camera=camera.name,
@@ -227,18 +232,18 @@ class Shot:
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     """Return shots of the first record, the worst record of each violated clause (deepest first) and the last one."""
-    last = explanation.records - 1
+    last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
-    ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
+    ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
     verdict = verdict_word(explanation.score.safe)
     if explanation.score.safe is False:
-        broken = len(explanation.violated_clauses)
-        verdict += f": {broken} specification{'' if broken == 1 else 's'} broken"
-    state = f"Final state, step {last} ({format_fixed(explanation.elapsed_s(last), 2)} s)"
+        violated_count = len(explanation.violated_clauses)
+        verdict += f": {violated_count} specification{'' if violated_count == 1 else 's'} broken"
+    final_detail = f"Final state, step {last_record} ({format_fixed(explanation.elapsed_s(last_record), 2)} s)"
     return (
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
-        Shot("final", last, f"{ended}, {escape_controls(verdict)}", state),
+        Shot("final", last_record, f"{ending}, {escape_controls(verdict)}", final_detail),
     )
 
 
@@ -247,7 +252,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     joint torque, the shot has a joint index instead of bodies. For a clause on displacement, `moved` is set.
     """
     chart, contributors = clause.chart, moment.involved
-    names = contributors.names if contributors else ()
+    body_names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None
     moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it started" if moved else "")
@@ -262,7 +267,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
         record=moment.step,
         title=f"{escape_controls(clause.spec.spec_id)}: {reading}",
         detail=detail[:1].upper() + detail[1:],
-        bodies=() if joint is not None else names,
+        bodies=() if joint is not None else body_names,
         joint=joint,
         moved=moved,
         clause=clause,
@@ -301,6 +306,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     """
     require_pictures(host)
     header, suites = record.headers[0], run_folder.read_description(folder).get("suites")
+    # Without a list of suites in run.json, the record's suite is the only one.
     for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
         for task in list_tasks(host, suite, folder / run_folder.RUN):
             if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
@@ -328,11 +334,12 @@ def render_checked(
     return picture
 
 
-def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
+def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(map(record.body_label, map(int, bodies)), positions_m[step], strict=True):
-        gap = float(np.linalg.norm(shown_m.get(body, position_m) - position_m))
-        if not gap <= TOLERANCE_M:
-            problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
+        # A body whose position the host does not report has a gap of 0. The comparison also fails for NaN.
+        gap_m = float(np.linalg.norm(shown_pos_m.get(body, position_m) - position_m))
+        if not gap_m <= TOLERANCE_M:
+            problem = f"{body!r} would be shown {gap_m:.2g} m from where it was recorded"
             remedy = "Render with the versions that run.json names."
             raise RunError(problem, remedy=remedy, place=Place(step=step))

@@ -27,7 +27,7 @@ QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by
 FORCE_N = 0.1
 NORMAL = 0.01
 # A mesh may have 4500 * d^0.6 triangles, where d is its diagonal in meters; this maximum is clipped to [40, 5000].
-_TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
+_TRIANGLES_AT_1_M, _FEWEST_TRIANGLES, _MOST_TRIANGLES = 4500, 40, 5000
 # Vertices in one cell of a grid with this cell size [m] are merged first: MuJoCo repeats a vertex for each triangle.
 _WELD_M = 1e-6
 
@@ -66,17 +66,23 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     contacts = record.contacts
     if not contacts.present[0]:
         return
-    touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
-    is_robot = {name: role == "robot" for name, role in record.body_roles(0).items()}
-    for step, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
-        near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
+    touches_by_record = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
+    is_robot_body = {name: role == "robot" for name, role in record.body_roles(0).items()}
+    # Rows `first` to `end` (exclusive) of the contacts belong to the record.
+    for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
+        # Contact points of this record, else of the record before or after it, by pair of bodies.
+        nearby_touches = [
+            touches_by_record[k]
+            for k in (record_index, record_index - 1, record_index + 1)
+            if 0 <= k < len(touches_by_record)
+        ]
         for k in range(first, end):
             a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
-            if is_robot[b] and not is_robot[a]:
+            if is_robot_body[b] and not is_robot_body[a]:  # the robot's body comes first
                 a, b = b, a
             pair = frozenset((a, b))
-            touch = next((state[pair] for state in near if pair in state), None)
-            yield ShownContact(step, a, b, float(contacts.force_n[k]), touch)
+            touch = next((touch_by_pair[pair] for touch_by_pair in nearby_touches if pair in touch_by_pair), None)
+            yield ShownContact(record_index, a, b, float(contacts.force_n[k]), touch)
 
 
 # The file
@@ -87,19 +93,19 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
     shape are omitted. `arm` names the body that each joint of the arm moves, starting at the base.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
-    seen = sorted({shape.part for shape in geometry.shapes})
-    shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}
+    shown = sorted({shape.part for shape in geometry.shapes})
+    stand_ins = {name: [shown.index(k) for k in parts if k in shown] for name, parts in geometry.stand_ins.items()}
     document = {
         "version": 1,
         "dt_s": motion.dt_s,
         **({} if motion.times_s is None else {"times_s": motion.times_s.round(6).tolist()}),
         "records": len(motion.part_pos_m),
         "view": geometry.view,
-        "parts": [geometry.parts[k] for k in seen],
-        "stand_ins": {name: parts for name, parts in shown_by.items() if parts},
+        "parts": [geometry.parts[k] for k in shown],
+        "stand_ins": {name: parts for name, parts in stand_ins.items() if parts},
         "arm": list(arm),
-        "shapes": [_encode_shape(shape, seen.index(shape.part), digests) for shape in geometry.shapes],
-        **_encode_motion(motion, seen),
+        "shapes": [_encode_shape(shape, shown.index(shape.part), digests) for shape in geometry.shapes],
+        **_encode_motion(motion, shown),
         "contacts": _encode_contacts(motion, geometry.parts),
         "meshes": {digest: _encode_mesh(mesh) for digest, mesh in zip(digests, geometry.meshes, strict=True)},
     }
@@ -107,14 +113,14 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 
 
 def pack_integers(rows: Ints) -> str:
-    """Return rows of integers ([n, k], absolute values below 2^31) as base64 text of zlib-compressed bytes. The bytes
+    """Return rows of integers ([n, k], absolute values below 2^30) as base64 text of zlib-compressed bytes. The bytes
     encode the differences between consecutive rows, mapped to non-negative integers (0, -1, 1, -2, ... -> 0, 1, 2, 3,
     ...): first the lowest byte of every difference, column by column, then the second, the third and the highest bytes.
     """
-    steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
-    folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
-    planes = [((folded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8, 16, 24)]
-    return base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+    differences = np.diff(rows.astype(np.int64), axis=0, prepend=0)
+    folded = np.where(differences < 0, -2 * differences - 1, 2 * differences).T
+    byte_planes = [((folded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8, 16, 24)]
+    return base64.b64encode(zlib.compress(b"".join(byte_planes), 9)).decode()
 
 
 def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
@@ -129,22 +135,23 @@ def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, 
 
 
 def _round_all(values: Sequence[float], digits: int) -> list[float]:
-    return [round(value, digits) + 0.0 for value in values]
+    return [round(value, digits) + 0.0 for value in values]  # + 0.0 turns -0.0 into 0.0
 
 
-def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
-    quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
-    poses = np.concatenate([positions, quats], axis=2)
-    moves = (poses != poses[:1]).any(axis=(0, 2))
+def _encode_motion(motion: EpisodeMotion, shown_parts: Sequence[int]) -> dict[str, object]:
+    positions = np.rint(motion.part_pos_m[:, shown_parts] / POSITION_M).astype(np.int64)
+    quats = np.rint(_align_quaternion_signs(motion.part_quat_wxyz[:, shown_parts]) / QUATERNION).astype(np.int64)
+    poses = np.concatenate([positions, quats], axis=2)  # [n, P, 7], in multiples of the resolutions
+    is_moving = (poses != poses[:1]).any(axis=(0, 2))
     return {
-        "moving": np.flatnonzero(moves).tolist(),
-        "still": pack_integers(poses[:1].reshape(len(seen), 7)),
-        "motion": pack_integers(poses[:, moves].reshape(len(poses), -1)),
+        "moving": np.flatnonzero(is_moving).tolist(),
+        "still": pack_integers(poses[:1].reshape(len(shown_parts), 7)),
+        "motion": pack_integers(poses[:, is_moving].reshape(len(poses), -1)),
     }
 
 
-def _continuous(quats: Floats) -> Floats:
+def _align_quaternion_signs(quats: Floats) -> Floats:
+    # q and -q are the same rotation: choose signs so that consecutive quaternions [n, P, 4] differ little.
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
     return np.asarray(quats * signs[:, :, None])
@@ -152,32 +159,41 @@ def _continuous(quats: Floats) -> Floats:
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
     pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
-    number, rows = {pair: k for k, pair in enumerate(pairs)}, []
+    pair_numbers, rows = {pair: k for k, pair in enumerate(pairs)}, []
     for contact in motion.contacts:
-        point, normal = _contact_place(motion, contact, parts)
-        force, is_seen = round(contact.force_n / FORCE_N), int(contact.touch is not None)
-        place = [*np.rint(point / POSITION_M).astype(int).tolist(), *np.rint(normal / NORMAL).astype(int).tolist()]
-        rows.append([contact.record, number[contact.a, contact.b], force, is_seen, *place])
+        point, normal = _contact_point_and_normal(motion, contact, parts)
+        force_units, is_seen = round(contact.force_n / FORCE_N), int(contact.touch is not None)
+        point_and_normal = [
+            *np.rint(point / POSITION_M).astype(int).tolist(),
+            *np.rint(normal / NORMAL).astype(int).tolist(),
+        ]
+        # Record, pair, force, whether there is a contact point, then point [3] and normal [3].
+        rows.append([contact.record, pair_numbers[contact.a, contact.b], force_units, is_seen, *point_and_normal])
     return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
 
 
-def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
+def _contact_point_and_normal(
+    motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]
+) -> tuple[Floats, Floats]:
     touch = contact.touch
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
         return np.array(touch.point_m), sign * np.array(touch.normal)
-    numbers = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
-    a, b = (motion.part_pos_m[contact.record, ks].mean(axis=0) if ks else np.zeros(3) for ks in numbers)
-    length = float(np.linalg.norm(b - a))
-    return (a + b) / 2, (b - a) / length if length > 0 else np.array([0.0, 0.0, 1.0])
+    # Without a contact point: halfway between the centers of the two bodies' parts, along the line between them.
+    part_indices = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
+    a_m, b_m = (
+        motion.part_pos_m[contact.record, indices].mean(axis=0) if indices else np.zeros(3) for indices in part_indices
+    )
+    distance_m = float(np.linalg.norm(b_m - a_m))
+    return (a_m + b_m) / 2, (b_m - a_m) / distance_m if distance_m > 0 else np.array([0.0, 0.0, 1.0])
 
 
 # Meshes
 
 
 def _mesh_digest(mesh: TriangleMesh) -> str:
-    content = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
-    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
+    arrays = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:16]
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
@@ -187,18 +203,19 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
         digest = _mesh_digest(mesh)
         if digest not in simpler_meshes:
             diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
-            most = int(np.clip(_TRIANGLES_A_METER * diagonal_m**0.6, _FEWEST, _MOST))
-            simpler_meshes[digest] = decimate_mesh(mesh, most)
+            max_triangles = int(np.clip(_TRIANGLES_AT_1_M * diagonal_m**0.6, _FEWEST_TRIANGLES, _MOST_TRIANGLES))
+            simpler_meshes[digest] = decimate_mesh(mesh, max_triangles)
         meshes.append(simpler_meshes[digest])
     return replace(geometry, meshes=tuple(meshes))
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
-    step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    turns = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
-    turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
-    ordered = turned[np.lexsort(turned.T[::-1])]
+    extent_m = float(np.abs(mesh.corners_m).max(initial=0.0))
+    step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))
+    # Rotated, sorted and relative indices compress better; rotation keeps the front of a triangle at the front.
+    start_corner = mesh.triangles.argmin(axis=1)  # start each triangle at its smallest index
+    rotated = np.take_along_axis(mesh.triangles, (start_corner[:, None] + np.arange(3)) % 3, axis=1)
+    ordered = rotated[np.lexsort(rotated.T[::-1])]
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
     return {
         "step_m": step_m,
@@ -218,9 +235,10 @@ def _pack_rows(rows: Ints) -> list[object]:
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
     """Return a mesh of about the same surface with at most `most` triangles; vertices that coincide are merged."""
     simpler = welded = _merge_vertices(mesh, _WELD_M)
-    edges = welded.corners_m[welded.triangles]
-    area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2
-    cell_m = 0.5 * float(np.sqrt(2 * area / most))
+    corners = welded.corners_m[welded.triangles]  # [F, 3 corners, xyz]
+    area_m2 = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1).sum() / 2
+    # The first guess makes cells about half as wide as the triangles of a mesh with `most` triangles.
+    cell_m = 0.5 * float(np.sqrt(2 * area_m2 / most))
     while len(simpler.triangles) > most:
         simpler = _merge_vertices(welded, cell_m)
         cell_m *= 1.1
@@ -228,18 +246,21 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    places = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
-    keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
-    _, cells = np.unique(keys @ [1 << 42, 1 << 21, 1], return_inverse=True)
+    # Replace the vertices in each cell of a grid by their mean. A vertex has an index of up to 20 bits on each axis, so
+    # that the three indices fit into one integer.
+    offsets_m = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
+    grid_cells = np.rint(offsets_m / max(cell_m, float(offsets_m.max(initial=0.0)) / 2**20)).astype(np.int64)
+    _, cells = np.unique(grid_cells @ [1 << 42, 1 << 21, 1], return_inverse=True)
     triangles = cells.reshape(-1)[mesh.triangles]
-    ordered = np.sort(triangles, axis=1)
-    proper = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))  # triangles with three different corners
-    _, first = np.unique(ordered[proper], axis=0, return_index=True)  # one triangle for each set of corners
-    used, numbers = np.unique(triangles[proper[first]], return_inverse=True)
+    sorted_corners = np.sort(triangles, axis=1)
+    proper = np.flatnonzero((np.diff(sorted_corners, axis=1) > 0).all(axis=1))  # triangles with three different corners
+    _, distinct = np.unique(sorted_corners[proper], axis=0, return_index=True)  # one triangle for each set of corners
+    used, new_indices = np.unique(triangles[proper[distinct]], return_inverse=True)
     colors = None if mesh.colors is None else np.rint(_mean_rows(mesh.colors, cells)[used]).astype(np.uint8)
-    return TriangleMesh(_mean_rows(mesh.corners_m, cells)[used], numbers.reshape(-1, 3).astype(np.int64), colors)
+    return TriangleMesh(_mean_rows(mesh.corners_m, cells)[used], new_indices.reshape(-1, 3).astype(np.int64), colors)
 
 
-def _mean_rows(rows: NDArray[Any], cells: Ints) -> Floats:
-    counts = np.bincount(cells.reshape(-1))
-    return np.stack([np.bincount(cells.reshape(-1), column) / counts for column in rows.T], axis=1)
+def _mean_rows(rows: NDArray[Any], cell_of_row: Ints) -> Floats:
+    # The mean of the rows in each cell, [number of cells, number of columns].
+    counts = np.bincount(cell_of_row.reshape(-1))
+    return np.stack([np.bincount(cell_of_row.reshape(-1), column) / counts for column in rows.T], axis=1)

@@ -79,12 +79,12 @@ class Timeline:
     events: tuple[ViolationEvent, ...]  # ordered by record
 
 
-_IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
+_IDENTITY_FIELDS = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
     """Return the timeline of the episode at `index` in both batch and scores; `run` names the run's folder or file."""
-    record, row = select_episodes(batch, [index]), scores.episode(index)
+    record, score = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     views = (view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset) for trace in traces)
     events = (
@@ -92,29 +92,33 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
         for trace, view in zip(traces, views, strict=True)
         for event in _violation_events(trace, view, ruleset.registry)
     )
-    contacts, name = record.contacts, record.body_label
-    pairs = [
-        (escape_controls(name(a)), escape_controls(name(b)), force_n)
+    contacts, label = record.contacts, record.body_label
+    contact_rows = [
+        (escape_controls(label(a)), escape_controls(label(b)), force_n)
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
-    spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
-    digested = (encode_json(record), repr(ruleset.provenance().rules).encode())
-    digests = (hashlib.sha256(part).hexdigest()[:12] for part in digested)
-    policy = "" if row.episode_id.startswith(f"{row.policy}/") else row.policy
+    # Start and end of each record's rows of contacts.
+    row_spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
+    hashed_contents = (encode_json(record), repr(ruleset.provenance().rules).encode())
+    digests = (hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
+    # Some episode ids already begin with the policy.
+    policy_part = "" if score.episode_id.startswith(f"{score.policy}/") else score.policy
     return Timeline(
-        recording_id="/".join(map(escape_controls, filter(None, (run, policy, row.episode_id, "-".join(digests))))),
+        recording_id="/".join(
+            map(escape_controls, filter(None, (run, policy_part, score.episode_id, "-".join(digests))))
+        ),
         facts={
-            **{key: escape_controls(getattr(row, key) or "") for key in _IDENTITY},
-            "success": str(row.success).lower(),
-            "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
-            "vsi": "" if row.vsi is None else repr(row.vsi),
-            **({"standin_assets": "true"} if row.standin_assets else {}),
+            **{key: escape_controls(getattr(score, key) or "") for key in _IDENTITY_FIELDS},
+            "success": str(score.success).lower(),
+            "safe": NO_VERDICT if score.safe is None else str(score.safe).lower(),
+            "vsi": "" if score.vsi is None else repr(score.vsi),
+            **({"standin_assets": "true"} if score.standin_assets else {}),
             **({"applicability": ruleset.applicability} if ruleset.applicability != "on" else {}),
         },
         times_s=record.stamps_s.get(0, np.arange(record.starts[-1]) * record.dt_s[0]),
         records=int(record.starts[-1]),
         bodies=tuple(_body_tracks(record)),
-        contacts=tuple(tuple(pairs[first:end]) for first, end in spans),
+        contacts=tuple(tuple(contact_rows[first:end]) for first, end in row_spans),
         traces=traces,
         events=tuple(sorted(events, key=lambda event: event.record)),
     )
@@ -122,26 +126,31 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
     roles = record.body_roles(0)
-    positions, quats = (
-        {record.body_label(int(body)): values[:, k] for k, body in enumerate(bodies)}
+    pos_by_body, quat_by_body = (
+        {record.body_label(int(body)): values[:, column] for column, body in enumerate(bodies)}
         for bodies, values in (record.body_pos_m.episode_poses(0), record.body_quat_wxyz.episode_poses(0))
     )
-    for name, pos_m in positions.items():
-        yield BodyTrack(escape_controls(name), roles[name], pos_m, quats.get(name))
-    places, turns = (channel.episode_rows(0) for channel in (record.eef_pos_m, record.eef_quat_wxyz))
-    for k, arm in enumerate(record.headers[0].arms or ("",)):
-        quat = turns[:, 4 * k : 4 * (k + 1)] if record.eef_quat_wxyz.present[0] else None
+    for name, pos_m in pos_by_body.items():
+        yield BodyTrack(escape_controls(name), roles[name], pos_m, quat_by_body.get(name))
+    # [n, 3 · arms] and [n, 4 · arms]: the arms' values are side by side.
+    eef_positions, eef_quats = (channel.episode_rows(0) for channel in (record.eef_pos_m, record.eef_quat_wxyz))
+    for arm_index, arm in enumerate(record.headers[0].arms or ("",)):
+        quat = eef_quats[:, 4 * arm_index : 4 * (arm_index + 1)] if record.eef_quat_wxyz.present[0] else None
         name = escape_controls(f"end_effector_{arm}") if arm else "end_effector"
-        yield BodyTrack(name, "robot", places[:, 3 * k : 3 * (k + 1)], quat)
+        yield BodyTrack(name, "robot", eef_positions[:, 3 * arm_index : 3 * (arm_index + 1)], quat)
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     chart, spec_id = trace.chart, trace.spec.spec_id
-    begins = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
-    for record, what in [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]:
+    # `diff` of Booleans is True at each change, so these are the first records of sequences of failing records.
+    first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
+    for record, moment in [
+        *((k, "broken") for k in first_records),
+        *([(chart.worst, "worst")] if trace.violated else []),
+    ]:
         involved = find_contributors(reading, chart.signal, record, registry)
-        bodies = f"; {involved}" if involved else ""
-        text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
+        involved_text = f"; {involved}" if involved else ""
+        text = f"{spec_id} {moment}: {chart.format_value(record)}, limit {chart.limit_text}{involved_text}"
         yield ViolationEvent(record, spec_id, escape_controls(text))
 
 
@@ -167,31 +176,33 @@ def encode_rrd(timeline: Timeline) -> bytes:
         ball = rr.Points3D([[0, 0, 0]], radii=SIZE_M, colors=[COLORS[body.role]], labels=[body.name])
         stream.log(["world", body.name], ball, static=True)
     for path, columns, records in _rerun_columns(timeline):
-        step = np.asarray(records)
-        times = [rr.TimeColumn("step", sequence=step), rr.TimeColumn("time", duration=timeline.times_s[step])]
+        steps = np.asarray(records)
+        times = [rr.TimeColumn("step", sequence=steps), rr.TimeColumn("time", duration=timeline.times_s[steps])]
         stream.send_columns(str(rr.new_entity_path(list(path))), times, columns)
     stream.flush()
     return bytes(memory.drain_as_bytes() or b"")
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    # Each item has the entity's path, the entity's columns, and the records that the rows of the columns belong to.
     import rerun as rr
 
-    every = range(timeline.records)
+    all_records = range(timeline.records)
     for body in timeline.bodies:
         xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
-        yield ("world", body.name), rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw), every
+        yield ("world", body.name), rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw), all_records
     if contacts := [contact for record in timeline.contacts for contact in record]:
         a, b, force_n = zip(*contacts, strict=True)
-        table = {"a": a, "b": b, "force_n": np.array(force_n)}
-        columns = rr.DynamicArchetype.columns("contact", components=table)
-        yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
+        contact_fields = {"a": a, "b": b, "force_n": np.array(force_n)}
+        columns = rr.DynamicArchetype.columns("contact", components=contact_fields)
+        yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), all_records
     for trace in timeline.traces:
-        line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # margins are per specification
-        yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
-        yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
-        yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
+        signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
+        # Margins are per specification.
+        path = ("signals", signal_trace.signal, *([spec_id] if signal_trace.signal == MARGIN else []))
+        yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
+        yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
+        yield ("broken", spec_id), rr.Scalars.columns(scalars=signal_trace.failing.astype(np.float64)), all_records
     if events := timeline.events:
         log = rr.TextLog.columns(text=[event.text for event in events], level=["ERROR"] * len(events))
         yield ("events",), log, [event.record for event in events]
@@ -216,14 +227,14 @@ def encode_mcap(timeline: Timeline) -> bytes:
     writer.start()
     writer.add_metadata("episode", dict(timeline.facts))
     channels: dict[str, int] = {}
-    for at_ns, topic, name, message in _mcap_messages(timeline):
+    for at_ns, topic, schema_name, message in _mcap_messages(timeline):
         if topic not in channels:
-            if name:
-                schema = writer.register_schema(name, "jsonschema", json.dumps(_SCHEMAS[name]).encode())
+            if schema_name:
+                schema = writer.register_schema(schema_name, "jsonschema", json.dumps(_SCHEMAS[schema_name]).encode())
             else:
                 schema = register_schema(writer, type(message))
-            channels[topic] = writer.register_channel(topic, "json" if name else "protobuf", schema)
-        content = json.dumps(message, allow_nan=False).encode() if name else message.SerializeToString()
+            channels[topic] = writer.register_channel(topic, "json" if schema_name else "protobuf", schema)
+        content = json.dumps(message, allow_nan=False).encode() if schema_name else message.SerializeToString()
         writer.add_message(channels[topic], log_time=at_ns, data=content, publish_time=at_ns)
     writer.finish()
     return sink.getvalue()
@@ -237,10 +248,10 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
     for record in range(timeline.records):
         at_ns = round(float(timeline.times_s[record]) * 1e9)
         timestamp: Any = {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}
-        transforms: Any = [_transform(body, record, timestamp) for body in timeline.bodies]
+        transforms: Any = [_body_transform(body, record, timestamp) for body in timeline.bodies]
         yield at_ns, "/tf", "", FrameTransforms(transforms=transforms)
         if timeline.contacts:
-            contacts = [dict(zip(("a", "b", "force_n"), row, strict=True)) for row in timeline.contacts[record]]
+            contacts = [dict(zip(("a", "b", "force_n"), contact, strict=True)) for contact in timeline.contacts[record]]
             yield at_ns, "/contacts", "safevla.Contacts", {"contacts": contacts}
         for trace in timeline.traces:
             yield at_ns, f"/specs/{trace.spec.spec_id}", "safevla.Reading", _spec_reading(trace, record)
@@ -251,19 +262,19 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
-    line, value = trace.signal_trace, float(trace.signal_trace.values[record])
+    signal_trace, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
-        "signal": line.signal,
-        "unit": line.unit,
+        "signal": signal_trace.signal,
+        "unit": signal_trace.unit,
         "value": value if np.isfinite(value) else None,
-        "limit": line.limit,
-        "upper": line.upper,
-        "watched": True if line.gate is None else bool(line.gate[record]),
-        "broken": bool(line.failing[record]),
+        "limit": signal_trace.limit,
+        "upper": signal_trace.upper,
+        "watched": True if signal_trace.gate is None else bool(signal_trace.gate[record]),
+        "broken": bool(signal_trace.failing[record]),
     }
 
 
-def _transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
+def _body_transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record].tolist()
     return {
         "timestamp": timestamp,

@@ -25,7 +25,7 @@ POLICIES = PluginGroup(GROUP, "policy", "Kinds", PolicyError, "A checkpoint runs
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
-_PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
+_CODE_FREE = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
 """Built-in policies that run no user code: the text after the colon and the arguments are only data."""
 
 
@@ -56,19 +56,19 @@ def check_name(name: str) -> str:
 
 def runs_code(spec: str) -> bool:
     """Return whether making the policy `spec` may run code from outside this package: code of the user, a plug-in or a
-    checkpoint. Only published entries, clients of policy servers and the policies in `_PLAYED` run no such code.
+    checkpoint. Only published entries, clients of policy servers and the policies in `_CODE_FREE` run no such code.
     """
     name = spec.partition(":")[0]
-    return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
+    return entries.MARK not in name and not (name in _CODE_FREE.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call that makes a policy if it runs code, reads a file or sends a key; None if any file may ask it."""
+    """Return the call that makes a policy if it runs code, reads a file or sends a key (which needs trust), or None."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
-    is_played = spec.partition(":")[0] in _PLAYED
-    return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would receive your key"
+    is_code_free = spec.partition(":")[0] in _CODE_FREE
+    return None if is_code_free or not has_key else f"{format_call(spec, arguments)}, which would receive your key"
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
@@ -86,7 +86,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     if entries.MARK in name:
         return entries.make_entry_policy(spec, arguments, make_policy)
     made = POLICIES.make(name, arguments, arg if colon else None)
-    lacking = [part for part in ("wants", "reset", "act", "close") if not hasattr(made, part)]
+    lacking = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(made, attribute)]
     if lacking:
         problem = f"the policy {name!r} of {POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
         raise PolicyError(problem, remedy="A policy needs `wants`, reset(task, seed), act(observation) and close().")
@@ -101,5 +101,5 @@ def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dic
     if spec.partition(":")[0] not in KINDS or runs_code(spec):
         return {}
     with closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as client:
-        asked = client.model.ask_arguments()
-    return {name: value for name, value in asked.items() if name not in arguments}
+        requested = client.model.ask_arguments()
+    return {name: value for name, value in requested.items() if name not in arguments}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from metaworld.policies.policy import Policy as Script
 
 
-class _Blind:
+class _BlindPolicy:
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
@@ -37,14 +37,14 @@ class _Blind:
         """Do nothing: the policy holds no resources."""
 
 
-class Noop(_Blind):
+class Noop(_BlindPolicy):
     """A policy that always returns the host's still action: no motion, gripper open."""
 
     def act(self, observation: Observation) -> Action:
         return np.array(self._still)
 
 
-class Random(_Blind):
+class Random(_BlindPolicy):
     """A policy that draws each number of every action independently and uniformly from [-1, 1)."""
 
     def act(self, observation: Observation) -> Action:
@@ -55,7 +55,7 @@ class Random(_Blind):
 
 
 EXPERT = "expert"
-_USE = "Use metaworld:expert with --host metaworld, after a reset."
+_REMEDY = "Use metaworld:expert with --host metaworld, after a reset."
 STATE = "state"  # key of Meta-World's observation [39] in `Observation.extra`
 
 
@@ -72,7 +72,7 @@ class MetaworldExpert:
 
     def require_task(self, task: Task) -> None:
         if task.name not in self._scripts:
-            raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_USE)
+            raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
         self.require_task(task)
@@ -81,7 +81,7 @@ class MetaworldExpert:
     def act(self, observation: Observation) -> Action:
         """Return the script's action, [4]; raise `PolicyError` before a reset or without Meta-World's observation."""
         if self._script is None or STATE not in observation.extra:
-            raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_USE)
+            raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_REMEDY)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script warns in most steps that actions are clipped
             action = self._script.get_action(observation.extra[STATE].copy())

@@ -40,7 +40,7 @@ from safevla_recorder.episode import Floats, add_header_mark
 MEASURED = "measured"
 _PYTHON = "python"
 _PROJECTIONS, _TOUCHING_M = 30, 1e-9
-_FORM = "Write python:module:Class or python:module:Class:KEY=VALUE; the class needs filter(observation, ...)."
+_SYNTAX = "Write python:module:Class or python:module:Class:KEY=VALUE; the class needs filter(observation, ...)."
 
 
 class FilterBase:
@@ -66,7 +66,7 @@ class Identity(FilterBase):
     reads_margins = False
 
 
-class _OfMotion(FilterBase):
+class _MotionFilter(FilterBase):
     """Base class of filters that change only the motion: the numbers that are 0 in the host's still action."""
 
     takes_poses = False
@@ -77,20 +77,20 @@ class _OfMotion(FilterBase):
 
 
 @dataclass
-class SpeedCap(_OfMotion):
+class SpeedCap(_MotionFilter):
     """A filter that scales the motion down so that no number exceeds `share`; the direction stays the same."""
 
     reads_margins = False
     share: float = 0.5
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        moves = self._still == 0
-        largest = float(np.abs(action[moves]).max(initial=0.0))
-        return np.where(moves, action * (self.share / largest), action) if largest > self.share else action
+        is_motion = self._still == 0
+        largest = float(np.abs(action[is_motion]).max(initial=0.0))
+        return np.where(is_motion, action * (self.share / largest), action) if largest > self.share else action
 
 
 @dataclass
-class StopNearLimit(_OfMotion):
+class StopNearLimit(_MotionFilter):
     """A filter that stops the arm, but not the gripper, while a margin of the newest record is below `share`."""
 
     share: float = 0.1
@@ -100,7 +100,7 @@ class StopNearLimit(_OfMotion):
 
 
 @dataclass
-class DistanceBarrier(_OfMotion):
+class DistanceBarrier(_MotionFilter):
     """A control barrier function on the boxes of the hand and of bystanders (movable bodies that are not in the goal).
     For each piece of the hand and each bystander, let h be their distance minus `margin_m`, and n the unit normal from
     bystander to hand. The filter makes the least change of the motion d [m] such that n·d >= -`gain` h for all pairs
@@ -126,23 +126,23 @@ class DistanceBarrier(_OfMotion):
             return action
         gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
         base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
-        turn = np.eye(3) if base is None else to_rotation(base).as_matrix()
-        move = before = turn @ (action[:3] * self.unit_m)
+        base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
+        move = wanted = base_axes @ (action[:3] * self.unit_m)
         for _ in range(3):  # projections of the motion onto the half-spaces, in turn
             for gap_m, normal in zip(gaps_m, normals, strict=True):
-                lack = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
-                move = move + max(0.0, lack) * normal
-        if np.array_equal(move, before):
+                shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
+                move = move + max(0.0, shortfall_m) * normal
+        if np.array_equal(move, wanted):
             return action
-        return np.concatenate([np.clip(turn.T @ move / self.unit_m, -1, 1), action[3:]])
+        return np.concatenate([np.clip(base_axes.T @ move / self.unit_m, -1, 1), action[3:]])
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
     from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
     center_m, half_extents_m, quat_wxyz, pos_m = (
-        np.array([field[name] for name in names])
-        for field in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
+        np.array([by_name[name] for name in names])
+        for by_name in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
     )
     return Boxes(pos_m + to_rotation(quat_wxyz).apply(center_m), half_extents_m, quat_wxyz)
 
@@ -152,25 +152,27 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     the boxes of `ours`, [G, 3], in the boxes' common frame. The method is alternating projections between two convex
     sets (Cheney and Goldstein 1959). For overlapping boxes, the distance is 0, and the normal connects the centers.
     """
-    mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
-    point = ours.center_m[mine]
+    # indices of the boxes of each pair, [G]
+    our_index, other_index = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
+    point = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
-        nearest = _project(point, others, theirs)
-        point = _project(nearest, ours, mine)
-    apart = point - nearest
-    gaps_m = np.linalg.norm(apart, axis=1)
+        nearest = _project_onto_boxes(point, others, other_index)
+        point = _project_onto_boxes(nearest, ours, our_index)
+    offset = point - nearest
+    gaps_m = np.linalg.norm(offset, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
-    towards = np.where(gaps_m[:, None] > 0, apart, ours.center_m[mine] - others.center_m[theirs])
-    return gaps_m, towards / np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), _TOUCHING_M)
+    directions = np.where(gaps_m[:, None] > 0, offset, ours.center_m[our_index] - others.center_m[other_index])
+    return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
 
-def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
+def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp]) -> Floats:
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
-    centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
-    local = np.einsum("gij,gi->gj", turns, points - centers)
-    halves = boxes.half_extents_m[chosen]
-    nearest: Floats = centers + np.einsum("gij,gj->gi", turns, np.clip(local, -halves, halves))
+    centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
+    # In the frame of a box, the nearest point is found by clipping. g: pairs, i: world axes, j: axes of the box.
+    local = np.einsum("gij,gi->gj", axes, points - centers)
+    half_extents = boxes.half_extents_m[box_index]
+    nearest: Floats = centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents))
     return nearest
 
 
@@ -192,10 +194,10 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
     `PolicyError` if an argument is named like a secret.
     """
     name, *parts = text.split(":")
-    pairs = dict(part.split("=", 1) for part in parts if "=" in part)
+    arguments = dict(part.split("=", 1) for part in parts if "=" in part)
     name = ":".join([name, *(part for part in parts if "=" not in part)])
-    refuse_secrets(f"the filter {name!r}", pairs, PolicyError)
-    return name, pairs
+    refuse_secrets(f"the filter {name!r}", arguments, PolicyError)
+    return name, arguments
 
 
 def runs_code(text: str) -> bool:
@@ -207,17 +209,17 @@ def make_filter(text: str) -> Any:
     """Return the filter named by `text`; raise `PolicyError` for an unknown filter or invalid arguments."""
     name, arguments = split_filter(text)
     if runs_code(name):
-        return make_object(name.partition(":")[2], arguments, "filter", _FORM)
+        return make_object(name.partition(":")[2], arguments, "filter", _SYNTAX)
     if name not in FILTERS:
         remedy = f"Choose {', '.join(FILTERS)} or python:module:Class. In POLICY=FILTER, POLICY is a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
-    made = FILTERS[name]
-    known = [field.name for field in fields(made)] if is_dataclass(made) else []
+    filter_class = FILTERS[name]
+    known = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
     for key, value in arguments.items():
         if key not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) or not float(value):
             remedy = f"The filter takes these arguments, each a number above 0: {', '.join(known) or 'nothing'}."
             raise PolicyError(f"the filter {name} does not take {key}={value}", remedy=remedy)
-    return made(**{key: float(value) for key, value in arguments.items()})
+    return filter_class(**{key: float(value) for key, value in arguments.items()})
 
 
 class FilteredEnv(HostEnv):
@@ -228,34 +230,34 @@ class FilteredEnv(HostEnv):
         filter. `hides` = True hides the simulator's state from the policy, but not from the filter.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
-        self._env, self._name, self._filter, self._monitor, self._hides = env, name, action_filter, monitor, hides
+        self._env, self._name, self._filter, self._monitor, self._hides_state = env, name, action_filter, monitor, hides
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        self._own: list[Action] = []
+        self._policy_actions: list[Action] = []
         self._has_changed = False
         self._seen = self._env.reset(seed)
         if hasattr(self._filter, "reset"):
             self._filter.reset(self.task, seed.env_seed)
         self._standing = self._monitor.start(self._env.latest()) if self._monitor else None
-        return self._show()
+        return self._policy_view()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter `action`, which is valid, and execute the result; raise `PolicyError` if the result is invalid."""
-        executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
+        executed = self._check_action(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
-        self._own.append(action)
+        self._policy_actions.append(action)
         self._has_changed |= is_changed
         if self._monitor:
             self._standing = self._monitor.observe(self._env.latest())
-        return self._show(), success
+        return self._policy_view(), success
 
     def recorded(self) -> Batch:
         """Return the episode with the executed actions and, if the filter changed an action, the policy's actions."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))
-        return add_rows(batch, POLICY_ACTION, np.stack(self._own)) if self._has_changed else batch
+        return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._has_changed else batch
 
     def latest(self) -> Batch:
         return self._env.latest()
@@ -269,10 +271,10 @@ class FilteredEnv(HostEnv):
     def close(self) -> None:
         self._env.close()
 
-    def _show(self) -> Observation:
-        return replace(self._seen, privileged=None) if self._hides else self._seen
+    def _policy_view(self) -> Observation:
+        return replace(self._seen, privileged=None) if self._hides_state else self._seen
 
-    def _check(self, action: object) -> Action:
+    def _check_action(self, action: object) -> Action:
         try:
             checked = interface.check_action(action, self.action_low.size)
         except InvalidActionError as error:
@@ -317,8 +319,8 @@ class DelayedPolicy:
         """Wrap a policy that is called in control steps of `dt_s` seconds."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
-        self._timed_s: list[float] = []
-        self._late: list[int] = []
+        self._measured_s: list[float] = []
+        self._lags: list[int] = []
 
     @property
     def greeting(self) -> object:
@@ -327,76 +329,77 @@ class DelayedPolicy:
     @property
     def calls_s(self) -> Sequence[float]:
         """The duration of each inference [s], as measured by the policy (`calls_s`), or else by this wrapper."""
-        own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
-        return self._timed_s if own is None else own
+        policy_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
+        return self._measured_s if policy_s is None else policy_s
 
     @property
     def looks_next(self) -> bool:
         """True if the next `act` may call the policy and the policy may then use the observation."""
-        asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
-        return asks and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
+        may_ask = self._due_step <= self._step if self._answer else len(self._chunk) <= self._expected_delay()
+        return may_ask and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
         """Header fields with the number of answers and their mean and largest delay in steps; {} if none was late."""
-        if not any(self._late):
+        if not any(self._lags):
             return {}
-        counts = {"answers": len(self._late), "mean_steps": float(np.mean(self._late)), "most_steps": max(self._late)}
+        counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
         return {DELAY: {**counts, **({MEASURED: True} if self._delay == Delay() else {})}}
 
     def reset(self, task: Task, seed: int) -> None:
         self._policy.reset(task, seed)
-        self._last = np.array(task.still)
+        self._last_action = np.array(task.still)
         self._still = np.array(task.still)
-        self._left: deque[Action] = deque()
-        self._coming: list[Action] = []
-        self._coming_from: tuple[int, int] | None = None
-        self._next_from: tuple[int, int] | None = None
+        self._chunk: deque[Action] = deque()  # actions that remain of the last answer that arrived
+        self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] if none is awaited
+        self._answer_origin: tuple[int, int] | None = None
+        self._next_origin: tuple[int, int] | None = None
         self.chunk_step: tuple[int, int] | None = None
-        self._timed_s, self._late = [], []
-        self._step = self._due = self._meanwhile = 0
+        self._measured_s, self._lags = [], []
+        self._step = self._due_step = self._executed = 0  # `_executed`: actions of the chunk since the last query
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk is used up."""
-        self._receive()
-        if not self._coming and len(self._left) <= self._lateness():
-            self._ask(observation)
-            self._receive()
-        if self._left:
-            self._last, self.chunk_step = self._left.popleft(), self._next_from
-            self._next_from = _count_on(self._next_from, 1)
-            self._meanwhile += 1
+        self._receive_answer()
+        if not self._answer and len(self._chunk) <= self._expected_delay():
+            self._query_policy(observation)
+            self._receive_answer()
+        if self._chunk:
+            self._last_action, self.chunk_step = self._chunk.popleft(), self._next_origin
+            self._next_origin = _advance_origin(self._next_origin, 1)
+            self._executed += 1
         else:
-            self._last, self.chunk_step = hold(self._still, self._last), None
+            self._last_action, self.chunk_step = hold(self._still, self._last_action), None
         self._step += 1
-        return self._last
+        return self._last_action
 
     def close(self) -> None:
         self._policy.close()
 
-    def _lateness(self) -> int:
+    def _expected_delay(self) -> int:
         """Return the expected delay of the next answer in steps; for measured delays, it equals the last delay."""
-        expected = self._late[-1] * self._dt_s if self._late else 0.0
+        expected = self._lags[-1] * self._dt_s if self._lags else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
-    def _ask(self, observation: Observation) -> None:
+    def _query_policy(self, observation: Observation) -> None:
         began = time.perf_counter()
-        self._coming = [self._policy.act(observation)]
+        self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
-        self._coming_from = getattr(self._policy, "chunk_step", None)
-        self._coming += self._policy.take_rest() if isinstance(self._policy, interface.ChunkingPolicy) else []
-        self._timed_s.append(took_s)
-        self._late.append(self._delay.count_steps(self._dt_s, took_s))
-        self._due, self._meanwhile = self._step + self._late[-1], 0
+        self._answer_origin = getattr(self._policy, "chunk_step", None)
+        self._answer += self._policy.take_rest() if isinstance(self._policy, interface.ChunkingPolicy) else []
+        self._measured_s.append(took_s)
+        self._lags.append(self._delay.count_steps(self._dt_s, took_s))
+        self._due_step, self._executed = self._step + self._lags[-1], 0
 
-    def _receive(self) -> None:
-        if self._coming and self._due <= self._step:
-            past = min(self._meanwhile, len(self._coming) - 1)
-            self._left, self._coming = deque(self._coming[past:]), []
-            self._next_from = _count_on(self._coming_from, past)
+    def _receive_answer(self) -> None:
+        if self._answer and self._due_step <= self._step:
+            # Actions for steps that have passed are skipped, but at least one action is executed.
+            skipped = min(self._executed, len(self._answer) - 1)
+            self._chunk, self._answer = deque(self._answer[skipped:]), []
+            self._next_origin = _advance_origin(self._answer_origin, skipped)
 
 
-def _count_on(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
+def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
     return None if origin is None else (origin[0], origin[1] + steps)
 
 
@@ -434,11 +437,11 @@ class Coupler:
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives these poses.")
-        unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
+        unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
-            moves = "by no fixed distance" if supports.unit_m is None else f"by {supports.unit_m:g} m"
-            moved = f"actions that move the hand by {unit_m:g} m per unit"
-            problem = f"{self._name} is for {moved}, but actions of this host move the hand {moves}"
+            host_motion = "by no fixed distance" if supports.unit_m is None else f"by {supports.unit_m:g} m"
+            filter_motion = f"actions that move the hand by {unit_m:g} m per unit"
+            problem = f"{self._name} is for {filter_motion}, but actions of this host move the hand {host_motion}"
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, interface.ReplayPolicy):

@@ -16,10 +16,10 @@ from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
 UNIT_RAD = 0.1  # rotation of a joint by an action of 1 [rad]
-_USE = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}."
+_REMEDY = f"Use maniskill:expert with --host maniskill --host-arg control={CONTROL}."
 
 
-class _Twin:
+class _PlannerEnv:
     """An environment for planners. It takes joint positions, and executes and stores the equivalent joint changes."""
 
     control_mode = "pd_joint_pos"
@@ -36,9 +36,9 @@ class _Twin:
         """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
-        joints = self._env.agent.robot.get_qpos()[0, :7].numpy()
-        units = np.append((action[:7] - joints) / UNIT_RAD, action[7])
-        self.actions.append(np.clip(units, -1.0, 1.0).astype(np.float64))
+        joints_rad = self._env.agent.robot.get_qpos()[0, :7].numpy()
+        unit_changes = np.append((action[:7] - joints_rad) / UNIT_RAD, action[7])
+        self.actions.append(np.clip(unit_changes, -1.0, 1.0).astype(np.float64))
         return self._env.step(self.actions[-1].astype(np.float32))
 
 
@@ -52,16 +52,16 @@ class ManiskillPlanner:
     def __init__(self, planners: Mapping[str, Callable[..., Any]]) -> None:
         self._planners = planners
         self._task: Task | None = None
-        self._twins: dict[str, Any] = {}
+        self._envs: dict[str, Any] = {}
         self._actions: list[Action] = []
 
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` if ManiSkill has no planner for the task, or the host's actions are not joint changes."""
         if task.name not in self._planners:
-            raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
+            raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_REMEDY)
         if task.still != host.still_action(CONTROL):
             problem = f"ManiSkill's planners move joints, but the host's actions of {len(task.still)} numbers do not"
-            raise PolicyError(problem, remedy=_USE)
+            raise PolicyError(problem, remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
         self.require_task(task)
@@ -72,28 +72,28 @@ class ManiskillPlanner:
         before the first reset, or if the observation does not contain the start that the host drew.
         """
         if self._task is None or host.START not in observation.extra:
-            raise PolicyError("policy 'maniskill' needs the random start that the ManiSkill host drew", remedy=_USE)
+            raise PolicyError("policy 'maniskill' needs the random start that the ManiSkill host drew", remedy=_REMEDY)
         if not self._actions:
-            seed, settled = map(int, observation.extra[host.START])
-            self._actions = self._plan(self._task, seed, settled)
+            seed, settle_steps = map(int, observation.extra[host.START])
+            self._actions = self._plan_actions(self._task, seed, settle_steps)
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
-    def _plan(self, task: Task, seed: int, settled: int) -> list[Action]:
-        if task.name not in self._twins:
-            self._twins[task.name] = host.make_env(task.name, CONTROL)
-        env, still = self._twins[task.name], np.array(task.still)
+    def _plan_actions(self, task: Task, seed: int, settle_steps: int) -> list[Action]:
+        if task.name not in self._envs:
+            self._envs[task.name] = host.make_env(task.name, CONTROL)
+        env, still = self._envs[task.name], np.array(task.still)
         host.start(env, seed)
-        for _ in range(settled):
+        for _ in range(settle_steps):
             env.step(still.astype(np.float32))
-        twin = _Twin(env)
+        planner_env = _PlannerEnv(env)
         with redirect_stdout(io.StringIO()):  # hides what a failed planner prints
-            self._planners[task.name](twin, seed=seed)
-        return twin.actions or [still]
+            self._planners[task.name](planner_env, seed=seed)
+        return planner_env.actions or [still]
 
     def close(self) -> None:
-        for env in self._twins.values():
+        for env in self._envs.values():
             env.close()
-        self._twins.clear()
+        self._envs.clear()
 
 
 def make(arg: str | None) -> ManiskillPlanner:

@@ -42,7 +42,7 @@ ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "
 """
 UPRIGHT = "upright"
 _LOG = get_logger(__name__)
-_FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
+_SYNTAX = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
 class InProcessPolicy(ChunkQueue):
@@ -90,15 +90,15 @@ class InProcessPolicy(ChunkQueue):
         """
         if self.left:
             return self.take_next()
-        action: interface.Action = self.made.act(orient_images(observation, self.orientation))
+        answer: interface.Action = self.made.act(orient_images(observation, self.orientation))
         try:
-            is_chunk = np.ndim(action) == 2
+            is_chunk = np.ndim(answer) == 2
         except ValueError:  # the rows have different lengths
             is_chunk = False
         if not is_chunk:
             self.chunk_step = None
-            return action
-        self.add_chunk(list(action)[: getattr(self.made, "replan", None)])
+            return answer
+        self.add_chunk(list(answer)[: getattr(self.made, "replan", None)])
         if not self.left:
             raise InvalidActionError("a chunk without an action", remedy="Return [H, A], H actions of A numbers.")
         return self.take_next()
@@ -112,7 +112,7 @@ class InProcessPolicy(ChunkQueue):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a user's object may raise any exception
-            cause = _describe_foreign(error)
+            cause = _describe_exception(error)
             _LOG.warning("close() of the policy of %s fails: %s; the policy's episodes are kept", self._owner, cause)
 
 
@@ -122,8 +122,8 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
     """
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
-    how = ORIENTATIONS[orientation]
-    turned = {camera: transforms.flip_image(image, how) for camera, image in observation.images.items()}
+    flip = ORIENTATIONS[orientation]
+    turned = {camera: transforms.flip_image(image, flip) for camera, image in observation.images.items()}
     return replace(observation, images=turned)
 
 
@@ -145,7 +145,7 @@ def make(arg: str | None, **arguments: str) -> interface.Policy:
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
-def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
+def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _SYNTAX) -> Any:
     """Return the object that `module:factory` makes from the arguments; it must have the method `method`. `form` is the
     remedy in errors, which states the expected syntax. Raises the errors of `make`.
     """
@@ -154,11 +154,11 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
         raise PolicyError(f"'python:' got {arg!r} after the colon, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
     sys.path[:0] = [folder] if folder not in sys.path else []
-    searched = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
-    with blame_foreign(f"the module {module_name!r} cannot be imported", searched):
+    search_places = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
+    with blame_foreign(f"the module {module_name!r} cannot be imported", search_places):
         module = importlib.import_module(module_name)
-    public = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
-    with blame_foreign(f"{owner} cannot be found", f"Callables of the module: {public or 'there are none'}."):
+    callables = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
+    with blame_foreign(f"{owner} cannot be found", f"Callables of the module: {callables or 'there are none'}."):
         factory = attrgetter(name)(module)
     made = factory
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
@@ -178,8 +178,8 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
-    knows_more = isinstance(policy, interface.SelectivePolicy | interface.RemotePolicy | interface.ReplayPolicy)
-    return policy if knows_more and isinstance(policy, interface.Policy) else InProcessPolicy(name, policy)
+    is_extended = isinstance(policy, interface.SelectivePolicy | interface.RemotePolicy | interface.ReplayPolicy)
+    return policy if is_extended and isinstance(policy, interface.Policy) else InProcessPolicy(name, policy)
 
 
 @contextmanager
@@ -190,27 +190,27 @@ def blame_foreign(what: str, remedy: str) -> Iterator[None]:
     except (KeyboardInterrupt, PolicyError):
         raise
     except BaseException as error:  # a module or a factory may raise any exception
-        raise PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy) from error
+        raise PolicyError(f"{what}: {_describe_exception(error)}", remedy=remedy) from error
 
 
-def _describe_foreign(error: BaseException) -> str:
-    frames = [
+def _describe_exception(error: BaseException) -> str:
+    foreign_frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename and frame.filename != __file__
     ]
-    file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
-    text = str(error)
+    file, line = (foreign_frames[-1].filename, foreign_frames[-1].lineno) if foreign_frames else (None, None)
+    message = str(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
-        file, line, text = error.filename, error.lineno, error.msg
-    return f"{type(error).__name__}: {text}" + (f" ({file}, line {line})" if file else "")
+        file, line, message = error.filename, error.lineno, error.msg
+    return f"{type(error).__name__}: {message}" + (f" ({file}, line {line})" if file else "")
 
 
 # LeRobot
 
 
 Tensors = dict[str, Any]
-_IMAGES, _STATE, _ROTATION = "observation.images.", "observation.state", "eef_axis_angle_float32"
+_IMAGE_PREFIX, _STATE, _ROTATION_PART = "observation.images.", "observation.state", "eef_axis_angle_float32"
 _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 
@@ -232,18 +232,18 @@ class LerobotModel(ChunkModel):
     ) -> None:
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
-        self._tensor, self._seeded, self._rotate = tensor, seeded, rotate
+        self._make_tensor, self._seed_torch, self._rotate = tensor, seeded, rotate
 
     def connect(self, task: Task) -> None:
         """Do nothing: there is no server."""
 
     def begin(self, task: Task, seed: int) -> None:
-        self._seeded(seed)
+        self._seed_torch(seed)
         self._policy.reset()
 
     def query(self, observation: interface.Observation) -> Reply:
         request = self.dialect.build_request(observation)
-        if self._rotate is not None and any(_ROTATION in field.state for field in self.dialect.fields):
+        if self._rotate is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
             cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(observation.eef_quat_wxyz[[1, 2, 3, 0]])
         batch = {key: self._to_tensor(value) for key, value in request.items()}
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
@@ -251,9 +251,9 @@ class LerobotModel(ChunkModel):
     def _to_tensor(self, value: object) -> object:
         if not isinstance(value, np.ndarray):
             return [value]
-        if value.dtype == np.uint8:
+        if value.dtype == np.uint8:  # an image [H, W, 3], which becomes [3, H, W] from 0 to 1
             value = np.moveaxis(value, 2, 0).astype(np.float32) / 255
-        return self._tensor(np.ascontiguousarray(value[np.newaxis]))
+        return self._make_tensor(np.ascontiguousarray(value[np.newaxis]))
 
 
 def make_lerobot(
@@ -271,20 +271,21 @@ def make_lerobot(
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
-    spoken = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
-    steps = None if n_action_steps is None else int(n_action_steps) if n_action_steps.isdecimal() else 0
-    return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None)
+    chosen = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
+    # An invalid text becomes 0, which `_load_policy` refuses.
+    action_count = None if n_action_steps is None else int(n_action_steps) if n_action_steps.isdecimal() else 0
+    return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
-    own = {str(field.path[0]).removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
-    unknown = sorted(set(names) - set(own))
-    if unknown or "" in names.values():
+    new_names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
+    images = {str(field.path[0]).removeprefix(_IMAGE_PREFIX): field for field in dialect.fields if field.camera}
+    unknown = sorted(set(new_names) - set(images))
+    if unknown or "" in new_names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
-        raise PolicyError(problem, remedy=f"Write OLD:NEW, where OLD is an image of the dialect: {', '.join(own)}.")
-    renamed = {id(own[old]): (f"{_IMAGES}{new}",) for old, new in names.items()}
-    fields = tuple(structs.replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
+        raise PolicyError(problem, remedy=f"Write OLD:NEW, where OLD is an image of the dialect: {', '.join(images)}.")
+    new_paths = {id(images[old]): (f"{_IMAGE_PREFIX}{new}",) for old, new in new_names.items()}
+    fields = tuple(structs.replace(field, path=new_paths.get(id(field), field.path)) for field in dialect.fields)
     return replace(dialect, fields=fields)
 
 
@@ -303,40 +304,41 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
     )
     with blame_foreign(f"LeRobot cannot load {path}", remedy):
         config = PreTrainedConfig.from_pretrained(path)
-        _require_dialect(config, dialect)
+        _require_fitting_dialect(config, dialect)
         config.device = device
         if n_action_steps is not None:
-            most = getattr(config, "chunk_size", 0)
-            if not 0 < n_action_steps <= most:
+            chunk_size = getattr(config, "chunk_size", 0)
+            if not 0 < n_action_steps <= chunk_size:
                 problem = f"the saved policy cannot execute {n_action_steps} actions of a chunk"
-                raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
+                raise PolicyError(problem, remedy=f"Pass n_action_steps={chunk_size} or fewer, or leave it out.")
             config.n_action_steps = n_action_steps
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
-        on_device = {"device_processor": {"device": device}}
-        before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
-        before = _add_xvla_steps(before) if config.type == _XVLA else before
+        device_override = {"device_processor": {"device": device}}
+        preprocess, postprocess = make_pre_post_processors(policy.config, path, preprocessor_overrides=device_override)
+        preprocess = _add_xvla_steps(preprocess) if config.type == _XVLA else preprocess
 
     def to_numpy(action: Any) -> Any:
-        return after(action).detach().cpu().numpy()
+        return postprocess(action).detach().cpu().numpy()
 
     rotate = partial(rotate_by_torch, torch)
-    return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
+    return LerobotModel(policy, preprocess, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
 
 
-def _require_dialect(config: Any, dialect: Dialect) -> None:
+def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
+    # None = a policy other than X-VLA
     mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
     if mode not in (None, _EE6D):
         problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"
         raise PolicyError(
             problem, remedy="LeRobot evaluates no such policy on LIBERO. Write a python: policy that calls it."
         )
-    if (mode is None) == (dialect.file.release == _XVLA_RELEASE):
+    if (mode is None) == (dialect.file.release == _XVLA_RELEASE):  # only X-VLA uses X-VLA's dialect
         fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
         raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={fitting}.")
 
 
-def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
+def _add_xvla_steps(preprocess: Any) -> Callable[[Tensors], Tensors]:
     """Return a saved policy's preprocessor, preceded by steps that the dialect lacks. LeRobot's evaluation of X-VLA
     adds these in `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/processor_xvla.py).
     A step that the preprocessor already has, such as normalizing images, is not added; LeRobot would add it and fail.
@@ -345,9 +347,9 @@ def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
     from lerobot.processor import PolicyProcessorPipeline
 
     steps = [xvla.XVLAImageNetNormalizeProcessorStep(), xvla.XVLAAddDomainIdProcessorStep()]
-    own = {type(step) for step in before.steps}
-    first = PolicyProcessorPipeline(steps=[step for step in steps if type(step) not in own])
-    return lambda batch: cast("Tensors", before(first(batch)))
+    present = {type(step) for step in preprocess.steps}
+    added = PolicyProcessorPipeline(steps=[step for step in steps if type(step) not in present])
+    return lambda batch: cast("Tensors", preprocess(added(batch)))
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -357,5 +359,5 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
-    turn = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)
-    return np.asarray(turn.numpy(), dtype=np.float32)
+    axis_angle = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)
+    return np.asarray(axis_angle.numpy(), dtype=np.float32)

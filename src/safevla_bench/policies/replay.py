@@ -33,9 +33,9 @@ from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 
 TOLERANCE = 1e-3  # larger differences count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
-_SHOWN = 5
-_HAND_ALONE = "only the pose of the hand and its fingers; no positions of objects were recorded"
-_ROUNDED_RAD = 1e-5  # rotations that differ by less count as equal: float32 axis-angles are not more exact
+_MOST_LISTED = 5
+_PROPRIOCEPTION_BASIS = "only the pose of the hand and its fingers; no positions of objects were recorded"
+_ROUNDING_RAD = 1e-5  # rotations that differ by less count as equal: float32 axis-angles are not more exact
 
 
 class Replay:
@@ -47,12 +47,12 @@ class Replay:
         """Store the recorded episodes, and hash the files under `path`; raise `PolicyError` if the episodes mix poses
         and changes of pose. With `from_host`, episodes without a recorded start begin at the host's initial states.
         """
-        kinds = {take.absolute for take in takes}
-        if len(kinds) > 1:
+        absolute_flags = {take.absolute for take in takes}
+        if len(absolute_flags) > 1:
             problem = f"{path.name} holds actions that are poses and actions that are changes of pose"
             raise PolicyError(problem, remedy="Replay the episodes of one policy: --policy-arg policy=NAME.")
         self._takes, self._from_host = takes, from_host
-        self.wants = Wants(absolute=True in kinds)
+        self.wants = Wants(absolute=True in absolute_flags)
         self.description: Mapping[str, object] = {
             "recording": path.name,
             "sha256": recording_digest(path),
@@ -65,19 +65,19 @@ class Replay:
         recorded start is unknown, or if no episode or several match; then it lists the recorded episodes.
         """
         take = self._choose_take(task, start.init_state_index)
-        if (size := take.actions.shape[1]) != len(task.still):
-            problem = f"{take.source} has actions of {size} numbers, but {task.suite} takes {len(task.still)}"
+        if (action_size := take.actions.shape[1]) != len(task.still):
+            problem = f"{take.source} has actions of {action_size} numbers, but {task.suite} takes {len(task.still)}"
             raise PolicyError(problem, remedy="Use the --host and --host-arg of the recording.")
-        start = _apply_recorded_seed(start, take)
-        played = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
+        start = _apply_recorded_start(start, take)
+        recorded_episode = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
-            return replace(start, recorded=played)
+            return replace(start, recorded=recorded_episode)
         if take.states is not None:
-            state = tuple(take.states[0].tolist())
-            played = replace(played, state=state, fixtures=take.fixtures)
-            return replace(start, wait_steps=0, rest_steps=0, recorded=played)
+            first_state = tuple(take.states[0].tolist())
+            recorded_episode = replace(recorded_episode, state=first_state, fixtures=take.fixtures)
+            return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
         if self._from_host:
-            return replace(start, recorded=played)
+            return replace(start, recorded=recorded_episode)
         remedy = "Pass --policy-arg start=host to use the host's initial states in order. This start is only a guess."
         raise PolicyError(f"{take.source} does not contain the start of {take.name}", remedy=remedy)
 
@@ -85,9 +85,9 @@ class Replay:
         """Return the numbers of a task's recorded episodes: the sorted indices of their initial states, or 0, 1, ... if
         initial states are not recorded; () if the task has no recorded episodes.
         """
-        fitting = [take for take in self._takes if take.is_of_task(task)]
-        indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
-        return tuple(indices) if indices else tuple(range(len(fitting)))
+        task_takes = [take for take in self._takes if take.is_of_task(task)]
+        indices = sorted({take.init_state_index for take in task_takes if take.init_state_index is not None})
+        return tuple(indices) if indices else tuple(range(len(task_takes)))
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -112,13 +112,14 @@ class Replay:
         """Return the played episode with a header field `replay`, which describes the divergence from the recording. A
         diverged episode also gets the mark `DIVERGED`.
         """
-        take, observed = self._take, [*self._observations[1:], last]
+        # The first observation precedes all actions, so it is left out.
+        take, observations_after = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
             **_describe_start(self._start, take),
-            **measure_divergence(take, played, coordinates, observed),
+            **measure_divergence(take, played, coordinates, observations_after),
         }
         (extra,) = played.extra
         if has_diverged(comparison, succeeded=played.headers[0].success):
@@ -128,24 +129,29 @@ class Replay:
     def close(self) -> None:
         """Do nothing: the policy holds no resources."""
 
-    def _choose_take(self, task: Task, index: int) -> RecordedActions:
-        fitting = [take for take in self._takes if take.is_of_task(task)]
-        indexed = [take for take in fitting if take.init_state_index is not None]
-        chosen = [take for take in indexed if take.init_state_index == index] if indexed else fitting[index : index + 1]
-        if len(chosen) == 1:
-            return chosen[0]
-        problem = f"{len(chosen) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {index}"
-        held = (
+    def _choose_take(self, task: Task, number: int) -> RecordedActions:
+        candidates = [take for take in self._takes if take.is_of_task(task)]
+        indexed = [take for take in candidates if take.init_state_index is not None]
+        # `number` is the index of an initial state or, if no such indices were recorded, of one of the task's episodes.
+        matches = (
+            [take for take in indexed if take.init_state_index == number]
+            if indexed
+            else candidates[number : number + 1]
+        )
+        if len(matches) == 1:
+            return matches[0]
+        problem = f"{len(matches) or 'no'} recorded episodes match {task.benchmark} {task.task_id}, number {number}"
+        labels = (
             take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
             for take in self._takes
         )
-        shown = [*dict.fromkeys(held)]
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        names = ", ".join(dict.fromkeys(str(take.policy) for take in chosen))
+        distinct_labels = [*dict.fromkeys(labels)]
+        omitted = f" and {len(distinct_labels) - _MOST_LISTED} more" if len(distinct_labels) > _MOST_LISTED else ""
+        policy_names = ", ".join(dict.fromkeys(str(take.policy) for take in matches))
         remedy = (
-            f"Choose a policy: --policy-arg policy=NAME, one of {names}."
-            if chosen
-            else f"The recording holds {', '.join(shown[:_SHOWN])}{more}."
+            f"Choose a policy: --policy-arg policy=NAME, one of {policy_names}."
+            if matches
+            else f"The recording holds {', '.join(distinct_labels[:_MOST_LISTED])}{omitted}."
         )
         raise PolicyError(problem, remedy=remedy)
 
@@ -187,16 +193,16 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
     path = Path(arg)
     try:
         takes = foreign.read_recorded_actions(path)
-        readable = _read_run(path) if takes is None else takes
+        all_takes = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
-        remedy = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
-        own_remedy = remedy if error.remedy is None else error.remedy
-        raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=own_remedy) from error
-    chosen = [take for take in readable if policy in (None, take.policy)]
-    if readable and not chosen:
-        policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))
+        advice = "Fix the file, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
+        remedy = advice if error.remedy is None else error.remedy
+        raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=remedy) from error
+    selected = [take for take in all_takes if policy in (None, take.policy)]
+    if all_takes and not selected:
+        policies = ", ".join(dict.fromkeys(str(take.policy) for take in all_takes))
         raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"Recorded policies: {policies}.")
-    return Replay(path, chosen, start == "host")
+    return Replay(path, selected, start == "host")
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
@@ -204,37 +210,37 @@ def _read_run(path: Path) -> list[RecordedActions]:
     index.require_valid()
     (source,) = index.sources
     protocol = source.description.get("protocol")
-    waited = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
-    return [] if batch is None else list(_iter_takes(path, batch, waited))
+    wait_settings = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
+    return [] if batch is None else list(_iter_takes(path, batch, wait_settings))
 
 
-def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
-    absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
-    resets = earlier_resets(batch)
-    for e, header in enumerate(batch.headers):
-        actions = batch.action.episode_rows(e)
-        if len(actions) != batch.lengths[e] - 1:
+def _iter_takes(path: Path, batch: Batch, waits: Mapping[str, Any]) -> Iterator[RecordedActions]:
+    absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
+    reset_counts = earlier_resets(batch)
+    for index, header in enumerate(batch.headers):
+        actions = batch.action.episode_rows(index)
+        if len(actions) != batch.lengths[index] - 1:  # N records have N - 1 actions between them
             problem = f"episode {header.episode_id!r} of {path.name} holds no actions"
             raise PolicyError(problem, remedy="Only records with actions can be replayed.")
-        states = batch.sim_state.episode_rows(e)
-        bodies, places = batch.body_pos_m.episode_poses(e)
+        states = batch.sim_state.episode_rows(index)
+        bodies, tracks_m = batch.body_pos_m.episode_poses(index)  # [bodies] and [records, bodies, 3]
         yield RecordedActions(
             name=f"{header.policy}: {header.episode_id}" if header.policy else header.episode_id,
             source=path.name,
             actions=actions,
             states=states if len(states) else None,
-            positions_m={batch.body_label(int(body)): places[:, k] for k, body in enumerate(bodies)},
+            positions_m={batch.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)},
             benchmark=header.benchmark,
             task_id=header.task_id,
             init_state_index=header.init_state_index,
             env_seed=header.env_seed,
-            wait_steps=waited.get("wait_steps_by_suite", {}).get(header.benchmark, waited.get("wait_steps")),
-            rest_steps=waited.get("rest_steps", 0),
+            wait_steps=waits.get("wait_steps_by_suite", {}).get(header.benchmark, waits.get("wait_steps")),
+            rest_steps=waits.get("rest_steps", 0),
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
-            absolute=absolute[e],
-            drawn=drawn[e],
-            earlier_resets=resets[e],
+            absolute=absolute_flags[index],
+            drawn=drawn_flags[index],
+            earlier_resets=reset_counts[index],
         )
 
 
@@ -248,9 +254,9 @@ def recording_digest(path: Path) -> str | dict[str, str]:
     return {str(file.relative_to(path)): sha256_of(file) for file in files if file.is_file()}
 
 
-def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
-    start = replace(start, env_seed=seed, drawn=drawn, earlier_resets=take.earlier_resets)
+def _apply_recorded_start(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
+    env_seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
+    start = replace(start, env_seed=env_seed, drawn=drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
         return start
     return replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
@@ -280,57 +286,58 @@ def measure_divergence(
 
     `compared` is the number of compared states, and `exact` says whether all their numbers are equal. `divergence` has,
     for each coordinate, the largest difference, its unit, and the first step with a difference beyond `TOLERANCE`. If
-    nothing can be compared, `compared` is 0 and the other fields are missing.
+    nothing can be compared, `compared` is 0, and `exact` and `divergence` are missing.
 
     Without recorded states, the recorded proprioception is compared with `observed`, the observations after each
     action; the field `basis` then says so. Without recorded proprioception, body positions are compared. Velocities and
     time affect only `exact`.
     """
     if take.states is None and take.proprioception is not None:
-        outcome = {} if take.success is None else {"recorded_success": take.success}
-        return {**outcome, **_compare_proprioception(take.proprioception, observed)}
+        recorded_success = {} if take.success is None else {"recorded_success": take.success}
+        return {**recorded_success, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
-    used = max((part.first + part.size for part in coordinates), default=states.shape[1])
+    used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
     # Recorded states of robosuite's demonstrations end after the velocities; the remaining numbers are not compared.
-    if take.states is None or not used <= take.states.shape[1] <= states.shape[1]:
+    if take.states is None or not used_columns <= take.states.shape[1] <= states.shape[1]:
         return _compare_bodies(take, played)
     count, width = min(len(take.states), len(states)), take.states.shape[1]
-    was, now = take.states[:count], states[:count, :width]
-    distances: dict[str, tuple[str, Floats]] = {}
-    for part in coordinates:
-        columns = slice(part.first, part.first + part.size)
-        measure = _quaternion_angle if part.kind == "rotation" and part.size == 4 else _row_distance
-        distances[f"{part.name} {part.kind}"] = part.kind, measure(was[:, columns], now[:, columns])
-    return _summarize(count, distances, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
+    recorded, replayed = take.states[:count], states[:count, :width]
+    distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, distance in each state [count])
+    for coord in coordinates:
+        columns = slice(coord.first, coord.first + coord.size)
+        measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
+        distances[f"{coord.name} {coord.kind}"] = coord.kind, measure(recorded[:, columns], replayed[:, columns])
+    return _summarize_distances(count, distances, exact=recorded.tobytes() == np.ascontiguousarray(replayed).tobytes())
 
 
 def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
-    bodies, places = played.body_pos_m.episode_poses(0)
-    now = {played.body_label(int(body)): places[:, column] for column, body in enumerate(bodies)}
-    pairs = {name: (take.positions_m[name], now[name]) for name in now if name in take.positions_m}
-    count = min((len(side) for pair in pairs.values() for side in pair), default=0)
-    pairs = {name: (was[:count], replayed[:count]) for name, (was, replayed) in pairs.items()}
-    distances = {f"{name} position": ("position", _row_distance(*pair)) for name, pair in pairs.items()}
-    return _summarize(count, distances, exact=all(np.array_equal(*pair) for pair in pairs.values()))
+    bodies, tracks_m = played.body_pos_m.episode_poses(0)  # [bodies] and [records, bodies, 3]
+    replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
+    pairs_m = {name: (take.positions_m[name], replayed_m[name]) for name in replayed_m if name in take.positions_m}
+    count = min((len(positions_m) for pair in pairs_m.values() for positions_m in pair), default=0)
+    pairs_m = {name: (recorded[:count], replayed[:count]) for name, (recorded, replayed) in pairs_m.items()}
+    distances = {f"{name} position": ("position", _row_distances(*pair)) for name, pair in pairs_m.items()}
+    return _summarize_distances(count, distances, exact=all(np.array_equal(*pair) for pair in pairs_m.values()))
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
     count = min(len(recorded), len(observed))
-    was = recorded[:count]
-    eef, fingers, turned = (
+    rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
+    hand_m, fingers_m, hand_quats = (
         np.array([getattr(observation, name) for observation in observed[:count]])
         for name in ("eef_pos_m", "gripper_qpos", "eef_quat_wxyz")
     )
-    angle = _quaternion_angle(np.roll(Rotation.from_rotvec(was[:, 3:6]).as_quat(), 1, axis=1), turned)
-    same = np.column_stack([eef, fingers]).astype(np.float32) == was[:, [0, 1, 2, 6, 7]].astype(np.float32)
+    angles_rad = _angles_rad(np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1), hand_quats)
+    equal = np.column_stack([hand_m, fingers_m]).astype(np.float32) == rows[:, [0, 1, 2, 6, 7]].astype(np.float32)
     distances = {
-        "end effector position": ("position", _row_distance(was[:, :3], eef)),
-        "end effector rotation": ("rotation", angle),
-        "fingers position": ("position", np.abs(fingers - was[:, 6:]).max(axis=1)),
+        "end effector position": ("position", _row_distances(rows[:, :3], hand_m)),
+        "end effector rotation": ("rotation", angles_rad),
+        "fingers position": ("position", np.abs(fingers_m - rows[:, 6:]).max(axis=1)),
     }
+    # Index 0 stands for the start, which is not compared.
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
-    exact = bool(same.all() and (angle < _ROUNDED_RAD).all())
-    return {"basis": _HAND_ALONE, **_summarize(count, from_start, exact=exact)}
+    exact = bool(equal.all() and (angles_rad < _ROUNDING_RAD).all())
+    return {"basis": _PROPRIOCEPTION_BASIS, **_summarize_distances(count, from_start, exact=exact)}
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
@@ -338,26 +345,27 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True
-    beyond = any(coordinate["first_step"] is not None for coordinate in divergence.values())
-    return beyond or replay.get("recorded_success", succeeded) != succeeded
+    exceeds_tolerance = any(coordinate["first_step"] is not None for coordinate in divergence.values())
+    return exceeds_tolerance or replay.get("recorded_success", succeeded) != succeeded
 
 
-def _summarize(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
+def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
     if not count:
         return {"compared": 0}
     divergence = {}
     for name, (kind, distance) in distances.items():
-        beyond = np.flatnonzero(distance > TOLERANCE)
-        first = int(beyond[0]) if len(beyond) else None
-        divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first}
+        steps_beyond = np.flatnonzero(distance > TOLERANCE)
+        first_step = int(steps_beyond[0]) if len(steps_beyond) else None
+        divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first_step}
     return {"compared": count, "exact": exact, "tolerance": TOLERANCE, "divergence": divergence}
 
 
-def _row_distance(was: Floats, now: Floats) -> Floats:
-    return np.asarray(np.sqrt(np.square(now - was).sum(axis=1)))
+def _row_distances(recorded: Floats, replayed: Floats) -> Floats:
+    return np.asarray(np.sqrt(np.square(replayed - recorded).sum(axis=1)))
 
 
-def _quaternion_angle(was: Floats, now: Floats) -> Floats:
-    first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (was, now))
-    apart = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
-    return np.asarray(4.0 * np.arcsin(np.clip(apart / 2.0, 0.0, 1.0)))
+def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
+    first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (recorded, replayed))
+    # The angle follows from the chord between unit quaternions; q and -q are the same rotation.
+    chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
+    return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

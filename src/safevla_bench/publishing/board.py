@@ -115,12 +115,12 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
     """Return the board's pages as path -> HTML, without writing them. Without `results`, the pages show only published
     results. Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
-    sheet = read_template("page.css") + read_template("board/board.css")
+    style_sheet = read_template("page.css") + read_template("board/board.css")
     inputs = results.inputs if results else None
     values = {
         "generator": GENERATOR,
-        "policy": content_security_policy(sheet),
-        "style": Markup(sheet),  # safe without escaping: the text comes only from this package's files
+        "policy": content_security_policy(style_sheet),
+        "style": Markup(style_sheet),  # safe without escaping: the text comes only from this package's files
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
         "warnings": [remark for remark in inputs.remarks if remark not in inputs.facts] if inputs else (),
@@ -140,10 +140,10 @@ def report_path(policy: PolicyName) -> str:
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'
     """
-    kind = "unnamed run" if policy is None else "run"
-    plain = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
-    digest = hashlib.sha256(f"{kind}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{REPORTS}/{plain}-{digest}.html" if plain else f"{REPORTS}/{digest}.html"
+    label = "unnamed run" if policy is None else "run"
+    readable_part = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
+    digest = hashlib.sha256(f"{label}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{REPORTS}/{readable_part}-{digest}.html" if readable_part else f"{REPORTS}/{digest}.html"
 
 
 def check_folder(folder: Path) -> None:
@@ -193,26 +193,29 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
     """
     ranked = [entry for entry in entries if entry.is_ranked]
 
-    def key(entry: RankingEntry) -> tuple[bool, Fraction]:
+    def sort_key(entry: RankingEntry) -> tuple[bool, Fraction]:
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
-    ordered = sorted(entries, key=key, reverse=True)
+    ordered = sorted(entries, key=sort_key, reverse=True)
     return tuple(
-        replace(entry, rank=_rank(entry, ranked, SAFETY, better), sr_rank=_rank(entry, ranked, SR, better))
+        replace(
+            entry, rank=_format_rank(entry, ranked, SAFETY, better), sr_rank=_format_rank(entry, ranked, SR, better)
+        )
         for entry in ordered
     )
 
 
-def _rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    own = {other.policy: value for other in ranked if (value := other.numbers[metric.key].exact) is not None}
-    if entry not in ranked or entry.policy not in own:
+def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
+    values = {row.policy: value for row in ranked if (value := row.numbers[metric.key].exact) is not None}
+    if entry not in ranked or entry.policy not in values:
         return ""
-    known = [pair for pair in better.get(metric.key, ()) if {*pair} <= own.keys()]
-    pairs = [(one, other) for one, other in known if own[one] > own[other]]
-    first = 1 + sum(other == entry.policy for _, other in pairs)
-    last = len(own) - sum(one == entry.policy for one, _ in pairs)
-    return format_ranks((first, last))
+    shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]
+    # A pair counts only if the table's numbers have the same order as the comparison's.
+    pairs = [(winner, loser) for winner, loser in shown_pairs if values[winner] > values[loser]]
+    best_rank = 1 + sum(loser == entry.policy for _, loser in pairs)
+    worst_rank = len(values) - sum(winner == entry.policy for winner, _ in pairs)
+    return format_ranks((best_rank, worst_rank))
 
 
 # A user's runs
@@ -248,66 +251,69 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
     """
     if results.inputs.scores is None:
         return []
-    return [_own_ranked_table(group, results) for group in _task_groups(results)]
+    return [_build_own_table(group, results) for group in _group_by_tasks(results)]
 
 
-def _task_groups(results: OwnResults) -> Iterator[_TaskGroup]:
+def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
     inputs = results.inputs
-    ran = _count_task_runs(inputs)
+    runs_of_policy = _count_episodes(inputs)
     for title, cells in inputs.suite_groups(None, auxiliary=True):
         by_policy: dict[PolicyName, dict[str, Summary]] = {}
         for cell in cells:
             by_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
-        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        suites, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
         groups: dict[tuple[object, ...], list[PolicyName]] = {}
-        for policy, own in by_policy.items():
-            tasks = frozenset(task for task in ran[policy] if task[0] in names)
-            conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(own))
-            identities = [identity for cell in own.values() for identity in cell.task_identity]
+        for policy, cells_by_suite in by_policy.items():
+            tasks = frozenset(task for task in runs_of_policy[policy] if task[0] in suites)
+            conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(cells_by_suite))
+            identities = [identity for cell in cells_by_suite.values() for identity in cell.task_identity]
             groups.setdefault((tasks, conditions, any(map(is_own_task, identities))), []).append(policy)
-        for key, policies in groups.items():
-            tasks = frozenset(task for task in ran[policies[0]] if task[0] in names)
+        for group_key, policies in groups.items():
+            tasks = frozenset(task for task in runs_of_policy[policies[0]] if task[0] in suites)
+            # All policies of a group have the same tasks and conditions, so the first stands for all.
             yield _TaskGroup(
                 title=title,
                 tasks=tasks,
                 cells={policy: by_policy[policy] for policy in policies},
                 ranked=ranked,
-                equal_counts=len({tuple(ran[policy][task] for task in sorted(tasks)) for policy in policies}) == 1,
+                equal_counts=len({tuple(runs_of_policy[policy][task] for task in sorted(tasks)) for policy in policies})
+                == 1,
                 conditions={
-                    suite: found
+                    suite: suite_conditions
                     for suite in by_policy[policies[0]]
-                    if (found := results.conditions.get((policies[0], suite)))
+                    if (suite_conditions := results.conditions.get((policies[0], suite)))
                 },
-                is_own=bool(key[-1]),
-                has_official=any(map(_is_official, by_policy.values())),
+                is_own=bool(group_key[-1]),
+                has_official=any(map(_ran_official_tasks_only, by_policy.values())),
             )
 
 
-def _is_official(cells: Mapping[str, Summary]) -> bool:
+def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
 
 
-def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
+def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
+    # Number of episodes of each policy and task, with or without a record.
     assert inputs.scores is not None
-    runs: dict[PolicyName, Counter[TaskKey]] = {}
+    counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
-    names = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
+    suite_of_benchmark = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
     for policy, benchmark, task in [
         *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
     ]:
-        runs.setdefault(policy, Counter())[names.get(benchmark, benchmark), task] += 1
-    return runs
+        counts.setdefault(policy, Counter())[suite_of_benchmark.get(benchmark, benchmark), task] += 1
+    return counts
 
 
-def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
+def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
     competing = _policies_to_rank(group, results)
     entries = [
         RankingEntry(
             policy=policy or UNNAMED,
             report=report_path(policy) if results.has_reports else "",
             n=str(sum(cell.n for cell in cells.values())),
-            numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
+            numbers={metric.key: _average_metric(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
             remarks=tuple(_policy_remarks(policy, cells, results)),
             competes=policy in competing,
         )
@@ -316,30 +322,33 @@ def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
     return RankedTable(
         title=group.title,
         scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
-        rows=rank_entries(entries, _compare_group(group, competing, results)),
+        rows=rank_entries(entries, _find_better_pairs(group, competing, results)),
         notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
     )
 
 
-def _compare_group(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
+def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
+    # Compares the competing policies on the group's tasks; {} if a comparison is not possible.
     registry = results.inputs.registry.benchmarks
     aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
-    parts = []
-    for result in results.policy_results:
-        if (None if result.name == UNNAMED_POLICY else result.name) in competing:
-            suites = {suite for suite, _ in (*result.tasks, *result.lost_tasks)}
-            named = result.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
-            own = named.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
-            parts += [own] if len(own) else []
+    selected_results = []
+    for policy_results in results.policy_results:
+        if (None if policy_results.name == UNNAMED_POLICY else policy_results.name) in competing:
+            suites = {suite for suite, _ in (*policy_results.tasks, *policy_results.lost_tasks)}
+            renamed = policy_results.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
+            in_group = renamed.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
+            selected_results += [in_group] if len(in_group) else []
     try:
         options = ComparisonOptions(metrics=(SAFETY.key, SR.key))
-        comparison, _ = compare_where_possible(parts, options, protocols=results.protocols)
+        comparison, _ = compare_where_possible(selected_results, options, protocols=results.protocols)
     except RunError:
         return {}
     better: dict[str, list[tuple[str, str]]] = {}
     for metric in comparison.scopes[-1].metrics:
         shown = [(item, item.better) for item in metric.differences if item.better]
-        better[metric.metric] = [(one, item.second if one == item.first else item.first) for item, one in shown]
+        better[metric.metric] = [
+            (winner, item.second if winner == item.first else item.first) for item, winner in shown
+        ]
     return better
 
 
@@ -351,8 +360,9 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     if group.is_own:
         credible = []
     elif group.has_official:
-        credible = [policy for policy in credible if _is_official(group.cells[policy])]
+        credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
+    # Policies with stand-in assets compete only if no other policy does.
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
 
@@ -360,7 +370,8 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
     return any(cell.standin_assets for cell in cells.values())
 
 
-def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
+def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
+    # Without a mean, the cell of a single suite says why.
     mean = suite_mean(metric, cells, suites)
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 
@@ -375,14 +386,14 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
         yield "does nothing"
     if training := roster.training.get(policy or ""):
         yield training
-    absent = [lost for lost in scores.absent if lost.policy == policy] if scores else []
-    lost = {
+    absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
+    excluded = {
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
         MISSING: sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent),
         "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
-    yield from (f"{count} {word}" for word, count in lost.items() if count)
+    yield from (f"{count} {word}" for word, count in excluded.items() if count)
     yield from (mark.badge for mark in results.audits.get(policy, ()))
     if policy in results.disqualified:
         yield results.disqualified[policy]
@@ -391,7 +402,7 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
-    tasks = [task for other, task in group.tasks if other == suite]
+    tasks = [task for task_suite, task in group.tasks if task_suite == suite]
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
@@ -404,7 +415,7 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if group.is_own:
         yield "Not ranked: these tasks differ from the official tasks whose names they have."
     for conditions in dict.fromkeys(group.conditions.values()):
-        suites = [suite for suite, found in group.conditions.items() if found == conditions]
+        suites = [suite for suite, other in group.conditions.items() if other == conditions]
         yield f"{', '.join(suites)}: {conditions}."
     if not group.equal_counts:
         yield "Not every policy ran each task equally often, so these numbers weigh the tasks differently."
@@ -433,29 +444,32 @@ class PublishedSection:
 def published_sections() -> list[PublishedSection]:
     """Return every publication that comes with this package, with its ranked tables; the paper is first."""
     publications = map(published.load_published, (published.PAPER, published.LEADERBOARD))
-    return [PublishedSection(publication.source, tuple(_published_tables(publication))) for publication in publications]
+    return [PublishedSection(publication.source, tuple(_group_published(publication))) for publication in publications]
 
 
-def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
-    covered = {name for mean in publication.means for name in mean.benchmarks}
+def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
+    # Rows with the same benchmarks share a table; benchmarks that are part of a mean have no table of their own.
+    benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
         cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
         groups.setdefault(mean.benchmarks, []).append((mean, cells))
     for cell in publication.cells:
-        if cell.benchmark not in covered:
+        if cell.benchmark not in benchmarks_of_means:
             groups.setdefault((cell.benchmark,), []).append((cell, [cell]))
-    yield from (_published_table(names, rows) for names, rows in groups.items())
+    yield from (_build_published_table(names, rows) for names, rows in groups.items())
 
 
-def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]) -> RankedTable:
+def _build_published_table(
+    names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
+) -> RankedTable:
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
     no_counts_note = "No counts are given, so it is unknown which of these values differ significantly."
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
-        rows=rank_entries(entries, {metric.key: _compare_printed(metric, rows, names) for metric in (SAFETY, SR)}),
+        rows=rank_entries(entries, {metric.key: _find_better_printed(metric, rows, names) for metric in (SAFETY, SR)}),
         notes=(
             *([] if has_intervals else [no_counts_note]),
             *published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
@@ -463,35 +477,35 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
     )
 
 
-def _compare_printed(
+def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     """Return the pairs of policies, better first, whose printed counts differ significantly (MOVER, Holm-adjusted)."""
-    rates = {
+    rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
         if len(cells) == len(names)
     }
-    known = {policy: parts for policy, parts in rates.items() if all(part.n for part in parts)}
+    with_counts = {policy: rates for policy, rates in rates_of_policy.items() if all(rate.n for rate in rates)}
 
     def measure(policy: str, level: float) -> tuple[float, intervals.Interval]:
-        counts, sizes = ([getattr(rate, name) for rate in known[policy]] for name in ("count", "n"))
+        counts, sizes = ([getattr(rate, name) for rate in with_counts[policy]] for name in ("count", "n"))
         interval = intervals.mean_rate_interval(counts, sizes, level)
         assert interval is not None
-        return sum(rate.count / rate.n for rate in known[policy]) / len(sizes), interval
+        return sum(rate.count / rate.n for rate in with_counts[policy]) / len(sizes), interval
 
-    pairs = list(combinations(known, 2))
+    pairs = list(combinations(with_counts, 2))
     p_values = [
         invert_interval(
             lambda level: intervals.combine_intervals([measure(policy, level) for policy in pair], (1, -1))  # noqa: B023
         ).p_value
         for pair in pairs
     ]
-    means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in known}
+    means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in with_counts}
     return [
         (first, second) if means[first] > means[second] else (second, first)
-        for (first, second), p in zip(pairs, holm_adjust(p_values), strict=True)
-        if intervals.is_significant(p)
+        for (first, second), p_value in zip(pairs, holm_adjust(p_values), strict=True)
+        if intervals.is_significant(p_value)
     ]
 
 
@@ -501,13 +515,13 @@ def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEn
     return RankingEntry(
         policy=row.policy,
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
-        numbers={metric.key: _printed_number(metric, row, cells) for metric in (SR, SAFETY, SBU, VSI)},
+        numbers={metric.key: _printed_cell(metric, row, cells) for metric in (SR, SAFETY, SBU, VSI)},
         remarks=(remark,) if remark else (),
         competes=not is_auxiliary,
     )
 
 
-def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
+def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())
@@ -522,9 +536,14 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
-    if not counts or not all(counts):
+    # For each cell, the counts whose rate is printed as this number; the bounds come from the smallest and the largest.
+    possible_counts = (
+        [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
+    )
+    if not possible_counts or not all(possible_counts):
         return None
     sizes = [cell.n for cell in cells]
-    low, high = (intervals.mean_rate_interval([side(part) for part in counts], sizes) for side in (min, max))
+    low, high = (
+        intervals.mean_rate_interval([end(cell_counts) for cell_counts in possible_counts], sizes) for end in (min, max)
+    )
     return None if low is None or high is None else intervals.Interval(low.low, high.high)

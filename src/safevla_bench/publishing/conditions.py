@@ -19,7 +19,7 @@ from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
 # Names of protocol values that do not affect a suite's episodes, or are in another field of `Conditions`.
-_NO_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
+_EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
@@ -40,26 +40,26 @@ class Conditions(NamedTuple):
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    found: dict[tuple[PolicyName, str], Conditions] = {}
-    for source, policy, notes, _ in _by_policy(judged):
+    conditions: dict[tuple[PolicyName, str], Conditions] = {}
+    for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
-            alias = judged.ruleset.registry.benchmarks.get(suite)
+            benchmark = judged.ruleset.registry.benchmarks.get(suite)
             headers = [note.header for note in notes if note.header.benchmark == suite]
             protocol = source.protocol or {}
-            by_suite, waited = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
-            settled = (by_suite if isinstance(by_suite, Mapping) else {}).get(suite, waited)
+            steps_by_suite, common_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
+            wait_steps = (steps_by_suite if isinstance(steps_by_suite, Mapping) else {}).get(suite, common_steps)
             seeds = {header.env_seed for header in headers}
-            found[policy, (alias and alias.same_tasks_as) or suite] = Conditions(
-                horizon=_list_values({header.horizon for header in headers}),
-                env_seed=_list_values(seeds) if len(seeds) == 1 else str(protocol.get("env_seed", "of each episode")),
-                wait_steps=_list_values({*settled} if isinstance(settled, list) else {settled}),
+            conditions[policy, (benchmark and benchmark.same_tasks_as) or suite] = Conditions(
+                horizon=_join_values({header.horizon for header in headers}),
+                env_seed=_join_values(seeds) if len(seeds) == 1 else str(protocol.get("env_seed", "of each episode")),
+                wait_steps=_join_values({*wait_steps} if isinstance(wait_steps, list) else {wait_steps}),
                 protocol=str(protocol.get("name", "not recorded")),
-                rules=_encode({name: value for name, value in protocol.items() if name not in _NO_RULES}),
+                rules=_encode({name: value for name, value in protocol.items() if name not in _EXCLUDED_RULES}),
             )
-    return found
+    return conditions
 
 
-def _list_values(values: set[Any]) -> str:
+def _join_values(values: set[Any]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values)) or "unknown"
 
 
@@ -69,36 +69,41 @@ def _encode(value: object) -> str:
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> why it has no rank: because it used other starts or another protocol on an official suite."""
-    found: dict[PolicyName, str] = {}
-    for source, policy, notes, absent in _by_policy(judged):
+    reasons: dict[PolicyName, str] = {}
+    for source, policy, notes, absent in _iterate_policies(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
         if changed := preset_differences(source.protocol or {}):
-            found[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed)})"
+            reasons[policy] = f"not ranked: its protocol has other values than the preset ({', '.join(changed)})"
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
-            found[policy] = "not ranked: its starts are its own"
-    return found
+            reasons[policy] = "not ranked: its starts are its own"
+    return reasons
 
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
     """Return policy -> why it has no rank, for policies without a rank on an official suite among `cells`."""
-    found = find_disqualified(judged)
-    official = [cell.policy for cell in cells if cell.policy in found and find_official_name(cell.suite or "")]
-    return {policy or "": found[policy] for policy in official}
+    reasons = find_disqualified(judged)
+    official = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
+    return {policy or "": reasons[policy] for policy in official}
 
 
-def _by_policy(judged: Judged) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
+def _iterate_policies(
+    judged: Judged,
+) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
+    # Each policy of each source, with its recorded and its absent episodes.
     for source, (records, indices) in zip(judged.sources, judged.records.by_source(), strict=True):
         notes = [judged.records.notes[k] for k in indices]
         for policy in dict.fromkeys(note.header.policy for note in notes):
-            own = [note for note in notes if note.header.policy == policy]
-            yield source, policy, own, [episode for episode in records.absent if episode.policy == policy]
+            policy_notes = [note for note in notes if note.header.policy == policy]
+            yield source, policy, policy_notes, [episode for episode in records.absent if episode.policy == policy]
 
 
 def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
-    names = {source.policy_names.get(row["policy"], row["policy"]): row for row in policy_rows(source.description)}
-    row = names.get(policy or "", {})
+    row_of_policy = {
+        source.policy_names.get(row["policy"], row["policy"]): row for row in policy_rows(source.description)
+    }
+    row = row_of_policy.get(policy or "", {})
     return str(row.get("spec") or row.get("policy") or "").startswith("replay:")
 
 
@@ -113,10 +118,13 @@ def _has_planned_starts(
     for episode in planned:
         key = episode.benchmark, episode.task_id, episode.seed
         starts.setdefault(key, Counter())[episode.init_state_index] += 1
-    for (benchmark, task_id, _), counts in starts.items():
+    # The starts of each task and seed must be 0, 1, 2, ..., or these modulo the number of the task's initial states.
+    for (benchmark, task_id, _), episodes_by_start in starts.items():
         suite = official_suites().get(find_official_name(benchmark) or "")
         task = suite.tasks.get(task_id) if suite else None
-        wraps = task.init_states if task and rule == "episode % count" else None
-        if counts != Counter(k % wraps if wraps else k for k in range(sum(counts.values()))):
+        start_count = task.init_states if task and rule == "episode % count" else None
+        if episodes_by_start != Counter(
+            k % start_count if start_count else k for k in range(sum(episodes_by_start.values()))
+        ):
             return False
     return True

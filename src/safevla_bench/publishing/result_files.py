@@ -59,8 +59,8 @@ from safevla_bench.version import __version__
 
 _RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
 _MEANS = {"vsi": VSI, "vsi_unsafe": VSI_UNSAFE}
-_SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
-_SIMULATOR = "simulator"
+_AUTHORS_SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
+_SIMULATOR_COLUMN = "simulator"
 _Value = float | str | None
 RunDirs = Sequence[tuple[str, Collection[tuple[str | None, str | None]]]]
 
@@ -74,8 +74,8 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in cells:
-        own = dict.fromkeys(name for name, pairs in run_dirs if (cell.policy, cell.suite) in pairs)
-        writer.writerow(_suite_row(cell, library, ";".join(own)))
+        dir_names = dict.fromkeys(name for name, pairs in run_dirs if (cell.policy, cell.suite) in pairs)
+        writer.writerow(_suite_row(cell, library, ";".join(dir_names)))
     return sink.getvalue()
 
 
@@ -94,7 +94,7 @@ def _column_names(library: Library) -> list[str]:
         *(head for name in _RATES for head in _interval_columns(name, is_rate=True)),
         *(head for name in (*_MEANS, *margins) for head in _interval_columns(name, is_rate=False)),
         *(head for name in violations for head in _interval_columns(name, is_rate=True)),
-        _SIMULATOR,
+        _SIMULATOR_COLUMN,
     ]
 
 
@@ -108,7 +108,7 @@ def _authors_id(library: Library, spec_id: str) -> str:
 
 
 def _authors_suite(cell: Summary) -> str:
-    suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
+    suite = _AUTHORS_SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
     marks = [
         *([STANDIN] if cell.standin_assets else []),
         *([f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict"] if cell.unjudged else []),
@@ -123,7 +123,9 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
         "benchmark_suite": spreadsheet_text(_authors_suite(cell)),
         "run_dir": spreadsheet_text(run_dir),
         "n_episodes": cell.n,
-        _SIMULATOR: spreadsheet_text("; ".join(f"{name} {' and '.join(own)}" for name, own in cell.simulator.items())),
+        _SIMULATOR_COLUMN: spreadsheet_text(
+            "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
+        ),
     }
     for head, metric in (_RATES | _MEANS).items():
         row |= _number_fields(head, cell.number(metric))
@@ -136,11 +138,11 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields of a number and its interval; Wilson and bootstrap intervals have two columns each."""
-    ends = number.ci or (None, None)
-    of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
+    """Return the fields of a number and its interval, which is repeated in the columns of its method, if it has one."""
+    interval = number.ci or (None, None)
+    method_interval = interval if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
-    return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
+    return {name: number.value, **dict(zip(columns, (*method_interval, *interval), strict=True))}
 
 
 # RoboCasa's leaderboard, and facts about a model, which only the user knows
@@ -171,7 +173,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     no number is known, if stand-ins replaced assets of the simulator, or if a search chose the starts.
     """
     cells = judged.summarize_scores()[0]
-    has_number = any(any(_cell_metrics(cell)) for cell in cells)
+    has_number = any(any(_card_metrics(cell)) for cell in cells)
     _require_one("policy", cells if has_number else [])
     for cell in cells:
         if cell.standin_assets:
@@ -189,25 +191,26 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
-    success, missing = _task_success(judged)
+    success, missing = _mean_task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
         **dict.fromkeys(("policy_family", "date"), UNKNOWN),
         "submission_source": "external",
         "robocasa_version": _recorded_version(judged) or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **dict.fromkeys(_FACTS, UNKNOWN),
+        **dict.fromkeys(_USER_FACTS, UNKNOWN),
         "training_config": {"batch_size": UNKNOWN, "num_training_steps": UNKNOWN},
         "notes": _format_notes(judged, cell, facts, missing),
     }
 
 
 # Keys of values that the user fills in.
-_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
-          "paper_link", "open_source", "wandb")  # fmt: skip
+_USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
+               "paper_link", "open_source", "wandb")  # fmt: skip
 
 
-def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
+def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
+    # The mean over the suite's tasks in percent (None if a task has no episode), and the number of such tasks.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -217,7 +220,7 @@ def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
 
 def _recorded_version(judged: Judged) -> str | None:
     packages = collect_versions(header.versions or {} for header in judged.headers)
-    versions = [version for name, own in packages.items() if name.endswith("robocasa") for version in own]
+    versions = [version for name, found in packages.items() if name.endswith("robocasa") for version in found]
     return versions[0] if len(versions) == 1 else None
 
 
@@ -272,10 +275,10 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 
 def encode_lerobot_results(judged: Judged) -> bytes:
     """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. The
-    lists of each task have the episodes that ran to their end; the rates are those of `_rates`.
+    lists of each task have the episodes that ran to their end; the rates are those of `_mean_values`.
     """
     scores = list(judged.scores.episodes())
-    _require_one("policy", [*scores, *judged.scores.absent] if _rates(scores) else [])
+    _require_one("policy", [*scores, *judged.scores.absent] if _mean_values(scores) else [])
     per_task = [
         {
             "task_group": suite,
@@ -283,69 +286,82 @@ def encode_lerobot_results(judged: Judged) -> bytes:
             "metrics": {"successes": [row.success for row in rows]}
             | {name: [getattr(row, name) for row in rows] for name in _METRICS[1:]},
         }
-        for (suite, index), rows in _group([score for score in scores if score.counted], _name_task)
+        for (suite, index), rows in _group_rows([score for score in scores if score.counted], _lerobot_task)
     ]
-    per_group = {suite: _lerobot_rates(rows) for suite, rows in _group(scores, lambda score: _name_task(score)[0])}
-    tree = {"per_task": per_task, "per_group": per_group, "overall": _lerobot_rates(scores), "safevla": _say(judged)}
-    return dump_json(tree)
+    per_group = {
+        suite: _lerobot_rates(rows) for suite, rows in _group_rows(scores, lambda score: _lerobot_task(score)[0])
+    }
+    document = {
+        "per_task": per_task,
+        "per_group": per_group,
+        "overall": _lerobot_rates(scores),
+        "safevla": _describe_judging(judged),
+    }
+    return dump_json(document)
 
 
 def encode_harness_results(judged: Judged) -> bytes:
     """Return the harness's result file; raise `RunError` unless there is exactly one policy and one suite.
 
     Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and excluded from
-    `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_rates`.
+    `avg_steps`, while the harness itself counts errors as failures with 0 steps. The means are those of `_mean_values`.
     `created_at` is when the run began, "" if unknown. `elapsed_sec` is omitted, because no record has it.
     """
-    every: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
-    _require_one("policy", every)
-    suite = _require_one("benchmark", every)
-    steps = dict(zip((header.key for header in judged.headers), (judged.records.lengths - 1).tolist(), strict=True))
-    of_tasks = _group(every, lambda row: row.task_id)
-    names, tasks = _harness_names(judged, suite, [task for task, _ in of_tasks]), []
-    for task, rows in of_tasks:
-        own = [steps.get((row.policy, row.episode_id)) for row in rows]
+    all_rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
+    _require_one("policy", all_rows)
+    suite = _require_one("benchmark", all_rows)
+    steps_of = dict(zip((header.key for header in judged.headers), (judged.records.lengths - 1).tolist(), strict=True))
+    rows_by_task = _group_rows(all_rows, lambda row: row.task_id)
+    task_names, task_entries = _harness_names(judged, suite, [task for task, _ in rows_by_task]), []
+    for task, rows in rows_by_task:
+        steps_of_rows = [steps_of.get((row.policy, row.episode_id)) for row in rows]
         episodes = [
-            {"episode_id": k, **_harness_episode(row, own_steps)}
-            for k, (row, own_steps) in enumerate(zip(rows, own, strict=True))
+            {"episode_id": k, **_harness_episode(row, step_count)}
+            for k, (row, step_count) in enumerate(zip(rows, steps_of_rows, strict=True))
         ]
-        ended = [episode["steps"] for episode in episodes if "failure_reason" not in episode]
-        average = {"num_episodes": len(episodes), "avg_steps": sum(ended) / max(len(ended), 1)}
-        tasks.append({"task": names[task], "episodes": episodes, **average, **_harness_rates(rows)})
+        ended_steps = [episode["steps"] for episode in episodes if "failure_reason" not in episode]
+        averages = {"num_episodes": len(episodes), "avg_steps": sum(ended_steps) / max(len(ended_steps), 1)}
+        task_entries.append({"task": task_names[task], "episodes": episodes, **averages, **_harness_rates(rows)})
     seeds = [source.description.get("seed") for source in judged.sources]
-    tree = {
+    document = {
         "benchmark": suite,
         "mode": "sync",
         "harness_version": f"safevla-bench {__version__}",
         "created_at": judged.started,
-        "tasks": tasks,
+        "tasks": task_entries,
         "config": {},
         **({"seed": seeds[0]} if isinstance(seeds[0], int) and len({*seeds}) == 1 else {}),
         "metric_keys": dict.fromkeys(_METRICS, "mean"),
-        **_harness_rates(every),
-        "safevla": _say(judged),
+        **_harness_rates(all_rows),
+        "safevla": _describe_judging(judged),
     }
-    return dump_json(tree)
+    return dump_json(document)
 
 
 def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
     """Return a name for each task: its instruction, followed by its id if several tasks have the same instruction. The
     name is only the id if no instruction is known, or if the episodes differ in instruction, as in RoboCasa.
     """
-    recorded: dict[str, set[str | None]] = {task: set() for task in tasks}
+    instructions: dict[str, set[str | None]] = {task: set() for task in tasks}
     for header in judged.headers:
-        recorded[header.task_id].add(header.instruction)
-    for task, own in recorded.items():
-        if not any(own):
+        instructions[header.task_id].add(header.instruction)
+    for task, known in instructions.items():
+        if not any(known):
             with suppress(SafevlaError):  # raised if the registry does not know the task
-                own |= {judged.ruleset.registry.find_entry(suite, task).instruction}
-        own -= {None, ""}
-    spoken = {task: next(iter(own), "") if len(own) == 1 else "" for task, own in recorded.items()}
-    counts = Counter(spoken.values())
-    return {task: (f"{text} ({task})" if counts[text] > 1 else text) if text else task for task, text in spoken.items()}
+                known |= {judged.ruleset.registry.find_entry(suite, task).instruction}
+        known -= {None, ""}
+    single_instruction = {
+        task: next(iter(known), "") if len(known) == 1 else "" for task, known in instructions.items()
+    }
+    counts = Counter(single_instruction.values())
+    return {
+        task: (f"{text} ({task})" if counts[text] > 1 else text) if text else task
+        for task, text in single_instruction.items()
+    }
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
+    # The only policy or benchmark among the rows.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
@@ -356,12 +372,12 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
     return names[0]
 
 
-def _name_task(score: EpisodeScore) -> tuple[str, int | str]:
+def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
     number = score.task_id.removeprefix("task_")
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
 
-def _group(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
+def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
     groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -373,18 +389,18 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
     return {name: value for name in names if (value := getattr(row, name)) is not None}
 
 
-def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
+def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
     """Return the means over the episodes for which a value is known, as in scores.json: an episode that stopped after a
     violation counts as unsafe. If the violation itself stopped any episode, all means except Safety are unknown.
     """
     names = ("safe",) if any(row.stopped_on_violation for row in rows) else _METRICS
-    values = [_known_values(row) for row in rows]
-    columns = {name: [own[name] for own in values if name in own] for name in names}
+    values_by_row = [_known_values(row) for row in rows]
+    columns = {name: [known[name] for known in values_by_row if name in known] for name in names}
     return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    rates = _rates(rows)
+    rates = _mean_values(rows)
     percents = {f"pc_{name}": 100 * rates.pop(name) for name in _METRICS[:3] if name in rates}
     return {**percents, **rates, "n_episodes": sum(row.counted for row in rows)}
 
@@ -392,7 +408,7 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
 def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, float]:
     scores = [row for row in rows if isinstance(row, EpisodeScore)]
     errors = len(rows) - sum(score.counted for score in scores)
-    return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in _rates(scores).items()}}
+    return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in _mean_values(scores).items()}}
 
 
 def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
@@ -402,7 +418,7 @@ def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> di
     return episode if is_ended else episode | {"failure_reason": row.outcome, "failure_detail": row.reason}
 
 
-def _say(judged: Judged) -> dict[str, object]:
+def _describe_judging(judged: Judged) -> dict[str, object]:
     caveats = _list_caveats(judged, judged.summarize_scores()[0])
     remarks = {"remarks": caveats} if caveats else {}
     return {"version": __version__, "judged_by": judged.provenance.to_sentence(), **remarks}
@@ -417,12 +433,14 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
-    results = [_index_result(judged, cell, facts) for cell in cells if any(_cell_metrics(cell))]
-    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
+    results = [_describe_result(judged, cell, facts) for cell in cells if any(_card_metrics(cell))]
+    front_matter = format_yaml(
+        {"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]}
+    )
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     further = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
-    return f"---\n{front}---\n\n## Safety\n\n{text}"
+    return f"---\n{front_matter}---\n\n## Safety\n\n{text}"
 
 
 def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
@@ -440,7 +458,7 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
         | {**date, **source, "notes": " ".join([f"n = {metric['args']['n']}.", *caveats])}
         for cell in publishable_cells(judged)
         for caveats in [[*_list_caveats(judged, [cell]), judged.provenance.to_sentence()]]
-        for metric in _cell_metrics(cell)
+        for metric in _card_metrics(cell)
     ]
     return format_yaml(entries)
 
@@ -451,23 +469,24 @@ def format_yaml(document: object) -> str:
     return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
 
 
-def _cell_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
+def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
+    # The known headline numbers of a cell, each in the form of a `model-index`.
     for metric in HEADLINE:
         number, digits = cell.number(metric), 2 if metric.unit else 4
         if number.value is not None:
-            parts = (number.value, *(number.ci or ()))
-            value, *ends = (float(format_fixed(metric.scale * part, digits)) for part in parts)
-            interval = {"ci95": ends} if ends else {}
+            numbers = (number.value, *(number.ci or ()))
+            value, *interval_ends = (float(format_fixed(metric.scale * part, digits)) for part in numbers)
+            interval = {"ci95": interval_ends} if interval_ends else {}
             name = f"{metric.heading} ({metric.meaning})"
             yield {"type": metric.key, "name": name, "value": value, "args": {"n": number.n, **interval}}
 
 
-def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
     source = {"source": {"name": "safevla-bench", "url": facts.source_url}} if facts.source_url else {}
     return {
         "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
         "dataset": {"type": cell.suite, "name": f"{cell.suite} (safevla-bench)", "args": _provenance(judged, cell)},
-        "metrics": list(_cell_metrics(cell)),
+        "metrics": list(_card_metrics(cell)),
         **source,
     }
 

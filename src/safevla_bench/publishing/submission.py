@@ -52,7 +52,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
         "judged_by": {"version": __version__, **describe_ruleset(judged.ruleset)},
         "recorded_with": collect_versions(header.versions or {} for header in judged.headers),
         "archive": list(_archive_files(paths)),
-        "sources": [_describe_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
+        "sources": [_describe_source(*path_and_source) for path_and_source in zip(paths, judged.sources, strict=True)],
         "complete": judged.is_complete,
         "skipped": judged.left_out.count,
         **({"couplings": couplings} if (couplings := judged.describe_filters()) else {}),
@@ -109,9 +109,9 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
     for path in paths:
-        folder = f"{path.resolve().name}/" if path.is_dir() else ""
-        for part in archive_parts(path) if path.is_dir() else [path]:
-            yield {"name": folder + part.name, "sha256": sha256_of(part)}
+        folder_prefix = f"{path.resolve().name}/" if path.is_dir() else ""
+        for file in archive_parts(path) if path.is_dir() else [path]:
+            yield {"name": folder_prefix + file.name, "sha256": sha256_of(file)}
 
 
 def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:

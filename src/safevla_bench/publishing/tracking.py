@@ -52,10 +52,10 @@ class Tracker(Protocol):
 _LABELS = ("policy", "suite", "task")
 
 
-def _curves(row: Row) -> dict[str, float]:
+def _name_curves(row: Row) -> dict[str, float]:
     """Return the numbers of a row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each suite."""
-    cell = f"{row.get('policy')}/{row.get('suite')}"
-    return {f"{cell}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
+    prefix = f"{row.get('policy')}/{row.get('suite')}"
+    return {f"{prefix}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 
 
 class _NamedRun:
@@ -66,12 +66,12 @@ class _NamedRun:
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
         self._api: Any = importlib.import_module(package)
         self._file, self._is_new = folder / f".{package}-run", is_new
-        self._known = read_text(self._file).strip() if not is_new and self._file.exists() else None
+        self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
-    def _keep_name(self, name: object) -> None:
-        if self._known is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
+    def _store_name(self, name: object) -> None:
+        if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
-            self._known = name
+            self._stored_name = name
 
 
 class _HubTracker(_NamedRun):
@@ -83,14 +83,14 @@ class _HubTracker(_NamedRun):
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
         super().__init__(package, folder, is_new)
-        self._key = key
+        self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
-        resumed = {} if self._known is None else {key: self._known, "resume": "allow"}
+        resumed = {} if self._stored_name is None else {key: self._stored_name, "resume": "allow"}
         self._run: Any = self._api.init(project=project, config=dict(config), **{"name": name, **resumed})
 
     def log(self, episode: int, row: Row) -> None:
-        self._keep_name(getattr(self._run, self._key, None))
-        self._api.log({name: row[name] for name in _LABELS if name in row} | _curves(row), step=episode)
+        self._store_name(getattr(self._run, self._name_attribute, None))
+        self._api.log({name: row[name] for name in _LABELS if name in row} | _name_curves(row), step=episode)
 
     def attach(self, report: Path) -> None:
         artifact = self._api.Artifact(report.stem, type="report")
@@ -107,12 +107,12 @@ class _MlflowTracker(_NamedRun):
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
         super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
-        self._run = self._api.start_run(run_id=self._known, run_name=name)
+        self._run = self._api.start_run(run_id=self._stored_name, run_name=name)
         self._api.log_params({key: str(value)[:500] for key, value in config.items()})
 
     def log(self, episode: int, row: Row) -> None:
-        self._keep_name(self._run.info.run_id)
-        self._send(_curves(row), episode)
+        self._store_name(self._run.info.run_id)
+        self._send(_name_curves(row), episode)
 
     def attach(self, report: Path) -> None:
         self._api.log_artifact(str(report))
@@ -127,7 +127,7 @@ class _MlflowTracker(_NamedRun):
 
 def name_metric(name: str) -> str:
     """Return a name that MLflow accepts: other characters become `_` and their code point, empty parts become `_`."""
-    escaped = re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}", name)
+    escaped = re.sub(r"[^\w\-. :/]", lambda match: f"_{ord(match[0]):x}", name)
     return re.sub(r"(?<=/)(?=/)", "_", escaped)
 
 
@@ -135,16 +135,16 @@ class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
         runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # one folder per run
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
-        self._last = 0
+        self._last_episode = 0
         self._writer: Any = None
         self._config = "\n\n".join(f"{key}: {value}" for key, value in config.items())
 
     def log(self, episode: int, row: Row) -> None:
-        self._write(episode, _curves(row))
+        self._write(episode, _name_curves(row))
 
     def finish(self, numbers: Numbers) -> None:
         if numbers:
-            self._write(self._last, _final_values(numbers))
+            self._write(self._last_episode, _final_values(numbers))
         if self._writer is not None:
             self._writer.close()
 
@@ -154,7 +154,7 @@ class _TensorboardTracker:
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._last = episode
+        self._last_episode = episode
         self._writer = self._writer or EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         if self._config:
@@ -195,14 +195,14 @@ def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
     """Return name -> value for the final numbers of all cells, their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in summaries:
-        name = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
-        values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
+        prefix = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
+        values |= {f"{prefix}/n": cell.n, f"{prefix}/judged": cell.judged, f"{prefix}/crashed": cell.crashed}
         for metric in HEADLINE:
             number = cell.number(metric)
             if number.value is not None:
-                values[f"{name}/{metric.key}"] = number.value
+                values[f"{prefix}/{metric.key}"] = number.value
             if number.ci is not None:
-                values |= {f"{name}/{metric.key}_low": number.ci[0], f"{name}/{metric.key}_high": number.ci[1]}
+                values |= {f"{prefix}/{metric.key}_low": number.ci[0], f"{prefix}/{metric.key}_high": number.ci[1]}
     return values
 
 
@@ -270,14 +270,14 @@ class TrackingObserver:
         labels = outcome.planned.policy, task.suite, task.task_id
         row = _make_row(labels, outcome.steps, outcome.batch is None, None if scores is None else scores.episode(0))
         self._count += 1
-        self._try(lambda tracker: tracker.log(self._count, row))
+        self._send_or_drop(lambda tracker: tracker.log(self._count, row))
 
     def finish(self, numbers: Numbers, report: Path | None = None) -> None:
         """Send the final numbers and the report, and close the tracker; a second call does nothing."""
-        self._try(partial(_finish, numbers=numbers, report=report))
+        self._send_or_drop(partial(_finish_tracker, numbers=numbers, report=report))
         self._tracker = None
 
-    def _try(self, send: Callable[[Tracker], None]) -> None:
+    def _send_or_drop(self, send: Callable[[Tracker], None]) -> None:
         if self._tracker is None:
             return
         try:
@@ -287,7 +287,7 @@ class TrackingObserver:
             self._warn(f"{self._name} failed and receives nothing more from this run: {type(error).__name__}: {error}")
 
 
-def _finish(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
+def _finish_tracker(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
     if report is not None and hasattr(tracker, "attach"):
         tracker.attach(report)
     tracker.finish(numbers)
@@ -303,24 +303,25 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
     """
     try:
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
-        for number, row in enumerate(_judged_rows(judged), start=1):
+        for number, row in enumerate(_iterate_rows(judged), start=1):
             tracker.log(number, row)
-        _finish(tracker, summary_values(judged.summarize_scores()[0]), report)
+        _finish_tracker(tracker, summary_values(judged.summarize_scores()[0]), report)
     except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
         raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
 
 
-def _judged_rows(judged: Judged) -> Iterator[Row]:
-    crashed = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
+def _iterate_rows(judged: Judged) -> Iterator[Row]:
+    # The rows in the order of the plan, then those of records that the plan does not list.
+    crashed_keys = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
     for source, indices in judged.records.by_source():
-        recorded = {judged.headers[k].key: k for k in indices}
+        index_of_key = {judged.headers[k].key: k for k in indices}
         for planned in episode_rows(source.path) if source.absent else ():
-            key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
-            if key in crashed:
-                yield _make_row((key[0], planned.benchmark, planned.task_id), planned.steps, True, None)
-            elif key in recorded:
-                yield _recorded_row(judged, recorded.pop(key))
-        yield from (_recorded_row(judged, k) for k in recorded.values())
+            episode_key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
+            if episode_key in crashed_keys:
+                yield _make_row((episode_key[0], planned.benchmark, planned.task_id), planned.steps, True, None)
+            elif episode_key in index_of_key:
+                yield _recorded_row(judged, index_of_key.pop(episode_key))
+        yield from (_recorded_row(judged, k) for k in index_of_key.values())
 
 
 def _recorded_row(judged: Judged, index: int) -> Row:

@@ -56,9 +56,10 @@ class ReplaySection:
 
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
-    for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
+    # Each item has the episode's key (with the policy's new name), the run folder and the frame.
+    for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
         for frame in read_frames(folder) if (folder / RUN).exists() else ():
-            yield (renamed.get(frame.policy, frame.policy), frame.episode_id), folder, frame
+            yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
 
 
 def collect_images(
@@ -83,22 +84,26 @@ def collect_images(
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
-    left_out, room = 0, most_bytes
+    left_out, room_bytes = 0, most_bytes
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind == "video":
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
                 films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
-            picture = read_picture(folder, frame, room * 3 // 4)
+            # Format and content, or None; base64 makes four bytes of three.
+            picture = read_picture(folder, frame, room_bytes * 3 // 4)
             if picture is None:
                 left_out += 1
                 continue
-            source = f"data:image/{picture[0].lower()};base64,{base64.b64encode(picture[1]).decode()}"
-            room -= len(source)
-            images.setdefault(key, []).append((frame, source))
-    order = {"initial": 0, "violation": 1, "final": 2}
+            data_uri = f"data:image/{picture[0].lower()};base64,{base64.b64encode(picture[1]).decode()}"
+            room_bytes -= len(data_uri)
+            images.setdefault(key, []).append((frame, data_uri))
+    kind_order = {"initial": 0, "violation": 1, "final": 2}
     return Album(
-        {key: tuple(sorted(shown, key=lambda image: order.get(image[0].kind, 3))) for key, shown in images.items()},
+        {
+            key: tuple(sorted(episode_images, key=lambda image: kind_order.get(image[0].kind, 3)))
+            for key, episode_images in images.items()
+        },
         left_out,
         films,
     )
@@ -140,63 +145,69 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
     keys = list(zip(scores.policy, scores.episode_id, strict=True))
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
-    left_out, room = 0, most_bytes
-    for k in rank_by_severity(scores):
-        if k not in records or keys[k] not in replays:
+    left_out, room_bytes = 0, most_bytes
+    for index in rank_by_severity(scores):
+        if index not in records or keys[index] not in replays:
             continue
-        document = dict(replays[keys[k]])
-        own = document.pop("meshes")
-        assert isinstance(own, dict)
-        new = {digest: mesh for digest, mesh in sorted(own.items()) if digest not in meshes}
-        persons = [name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")]
-        if shown := _shown_boxes(records.ruleset.read_fields(records.record(k)), persons):
-            document["boxes"] = shown
-        text = _inert_json({**document, "clauses": list(_clauses(records, k))})
-        characters = len(text) + (len(_inert_json(new)) if new else 0)
-        if characters > room:
+        document = dict(replays[keys[index]])
+        episode_meshes = document.pop("meshes")
+        assert isinstance(episode_meshes, dict)
+        # A page stores each mesh once.
+        new_meshes = {digest: mesh for digest, mesh in sorted(episode_meshes.items()) if digest not in meshes}
+        person_signals = [
+            name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")
+        ]
+        # Boxes around persons are always shown; other boxes belong to clauses.
+        if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
+            document["boxes"] = boxes
+        episode_json = _inert_json({**document, "clauses": list(_describe_clauses(records, index))})
+        characters = len(episode_json) + (len(_inert_json(new_meshes)) if new_meshes else 0)
+        if characters > room_bytes:
             left_out += 1
             continue
-        room -= characters
-        meshes |= new
-        episodes[k + 1] = text
+        room_bytes -= characters
+        meshes |= new_meshes
+        episodes[index + 1] = episode_json
     scripts = tuple(Markup(read_template(name)) for name in PLAYER_SCRIPTS) if episodes else ()
     return ReplaySection(episodes, _inert_json(meshes), scripts, left_out)
 
 
 def _inert_json(document: object) -> Markup:
+    # Without these characters, the text cannot end a script element or begin a tag.
     text = escape_json(msgspec.json.encode(document, order="deterministic")).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
+def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
     reading = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
-        line = spec_trace.signal_trace
-        names = records.ruleset.library[spec_trace.spec.spec_id].signals
-        boxes = _shown_boxes(reading, [name for name in names if not name.startswith("person_dist")])
+        signal_trace = spec_trace.signal_trace
+        signal_names = records.ruleset.library[spec_trace.spec.spec_id].signals
+        boxes = _find_signal_boxes(reading, [name for name in signal_names if not name.startswith("person_dist")])
         yield {
             **({"boxes": boxes} if boxes else {}),
             "spec": " of ".join(filter(None, (spec_trace.spec.spec_id, spec_trace.arm))),
             "violated": spec_trace.violated,
             "first": spec_trace.first_step,
-            "worst": line.worst,
-            "spans": true_runs(line.failing),
-            "bodies": _names(spec_trace.worst),
-            "bodies_first": _names(spec_trace.first),
+            "worst": signal_trace.worst,
+            "spans": true_runs(signal_trace.failing),
+            "bodies": _list_involved(spec_trace.worst),
+            "bodies_first": _list_involved(spec_trace.first),
         }
 
 
-def _shown_boxes(reading: RecordFields, names: Sequence[str]) -> list[Document]:
+def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
+    # The boxes to which signals measure distances, in the frame of `body` (None = the world) [m].
     return [
-        {"body": body, "center": numbers[:3], "size": numbers[3:]}
-        for name in sorted({*names})
-        if (behind := SIGNALS[name].bodies) is not None
-        for body, numbers in find_boxes(reading, behind.call)
+        {"body": body, "center": box[:3], "size": box[3:]}
+        for name in sorted({*signal_names})
+        if (bodies := SIGNALS[name].bodies) is not None
+        for body, box in find_boxes(reading, bodies.call)
     ]
 
 
-def _names(moment: Moment | None) -> list[str]:
+def _list_involved(moment: Moment | None) -> list[str]:
     involved = moment.involved if moment else None
     if involved is None:
         return []

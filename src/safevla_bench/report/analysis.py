@@ -61,7 +61,7 @@ def analyze_scores(
     policies = split_by_policy(scores, batch.headers, privileged=privileged)
     return Analysis(
         **_compare_policies(policies, protocols),
-        series=_order_runs(policies, scores.intervals, protocols),
+        series=_compare_series(policies, scores.intervals, protocols),
         ablation=_ablate_thresholds(scores, ruleset.library, rescore),
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths, batch.stamps_s),
         bodies=list(find_bodies([batch], scores, ruleset)) if bodies is None else bodies,
@@ -69,19 +69,19 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
-    compared = [policy for policy in policies if len(policy)]
-    if len(compared) < 2:
+    with_episodes = [policy for policy in policies if len(policy)]
+    if len(with_episodes) < 2:
         return {}
-    if len(compared) > MOST_COMPARED:
-        return {"uncompared": f"{len(compared)} policies are too many here: safevla compare compares each pair."}
+    if len(with_episodes) > MOST_COMPARED:
+        return {"uncompared": f"{len(with_episodes)} policies are too many here: safevla compare compares each pair."}
     try:
-        comparison, unpaired = compare_where_possible(compared, protocols=protocols)
+        comparison, unpaired = compare_where_possible(with_episodes, protocols=protocols)
     except RunError as error:
         return {"uncompared": f"No comparison: {error.problem}."}
     return {"comparison": comparison, "unpaired": unpaired}
 
 
-def _order_runs(
+def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
     runs = find_series(policies)

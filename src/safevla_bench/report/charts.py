@@ -25,7 +25,7 @@ HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and top and bottom of i
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
 # Free space above the greatest and below the least value, as a share of the range of values.
-_ROOM = 0.04
+_ROOM_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +104,19 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     if count <= max_points:
         return np.arange(count)
     edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
-    inner = values[1:-1]
+    inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
-    for fold, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-        finite = np.where(np.isfinite(inner), inner, nothing)
-        peaks = np.flatnonzero(finite == np.repeat(fold.reduceat(finite, edges[:-1]), np.diff(edges)))
+    for extreme, neutral in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+        # The extreme of each interval, repeated for its values; the first value that equals it is the peak.
+        finite = np.where(np.isfinite(inner_values), inner_values, neutral)
+        peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
         index_sets.append(1 + peaks[np.searchsorted(peaks, edges[:-1])])
     return np.unique(np.concatenate(index_sets))
 
 
 def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode; the caption describes it in words."""
-    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM))
+    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE))
     limit_y = area.y(chart.limit)
     return Chart(
         **_draw_paths(chart, area, MOST_POINTS, 1),
@@ -131,27 +132,29 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
-    worst, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
-    beyond = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
+    worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
+    # The forbidden side of the limit: above it for a maximum, below it for a minimum.
+    beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
+    # Without a gate, rectangles reach to the neighboring records; otherwise halfway, as far as the open gate.
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
-        "beyond": _rectangles(chart.failing, area, *beyond, 1.0 if chart.gate is None else 0.5),
-        "open_gate": "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5),
+        "beyond": _rectangle_path(chart.failing, area, *beyond_ys, 1.0 if chart.gate is None else 0.5),
+        "open_gate": "" if chart.gate is None else _rectangle_path(chart.gate, area, area.top, area.bottom, 0.5),
         "limit_y": _format_px(limit_y),
         "worst_x": _format_across(area, chart.worst),
-        "worst_y": _format_px(area.y(worst)) if math.isfinite(worst) else "",
+        "worst_y": _format_px(area.y(worst_value)) if math.isfinite(worst_value) else "",
     }
 
 
 def _describe_chart(chart: TraceChart) -> str:
-    first = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
-    length = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
-    return f"{length}, {chart.describe_worst()}, limit {chart.limit_text}, {first}"
+    first_text = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
+    span_text = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
+    return f"{span_text}, {chart.describe_worst()}, limit {chart.limit_text}, {first_text}"
 
 
 def draw_sparkline(chart: TraceChart) -> Sparkline:
     """Return the sparkline of one specification in one episode."""
-    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
+    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
     return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
 
@@ -161,35 +164,42 @@ def _format_px(value: float) -> str:
 
 
 def _format_across(area: PlotArea, record: int) -> str:
-    return f"{area.x(record) / 10:.2f}%"
+    return f"{area.x(record) / 10:.2f}%"  # `x` is from 0 to 1000
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
-    begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
+    # A line begins at a finite value that is first or follows a gap.
+    begins_line = is_finite & ~np.concatenate([[False], is_finite[:-1]])
     xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
-    places = zip(begins[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
-    parts = [f"{'M' if begun else ''}{x:z.{across_digits}f},{y:z.1f} " for begun, x, y in places]
+    points = zip(begins_line[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
+    parts = [f"{'M' if is_start else ''}{x:z.{across_digits}f},{y:z.1f} " for is_start, x, y in points]
+    # A single point is repeated: a line to itself is visible as a dot.
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
 
-def _rectangles(where: Bools, area: PlotArea, top: float, bottom: float, reach: float) -> str:
-    high, low = _format_px(top), _format_px(bottom)
-    spans = [(_format_px(area.x(a - reach)), _format_px(area.x(b + reach))) for a, b in true_runs(where)]
-    return "".join(f"M{left},{high}H{right}V{low}H{left}Z" for left, right in spans)
+def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, margin_records: float) -> str:
+    # A rectangle for each sequence of True flags, wider than its records by `margin_records` on each side.
+    top_px, bottom_px = _format_px(top), _format_px(bottom)
+    spans = [
+        (_format_px(area.x(first - margin_records)), _format_px(area.x(last + margin_records)))
+        for first, last in true_runs(flags)
+    ]
+    return "".join(f"M{left},{top_px}H{right}V{bottom_px}H{left}Z" for left, right in spans)
 
 
 def true_runs(flags: Bools) -> list[tuple[int, int]]:
     """Return the first and the last index of each sequence of consecutive True values."""
-    edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
-    firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    changes = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
+    firsts, lasts = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1) - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
     value = float(chart.values[chart.worst])
+    # The label is outside the curve: above a maximum, below a minimum.
     y = area.y(value) if math.isfinite(value) else float(TOP)
     x, label_y = area.x(chart.worst), y - 9 if chart.upper else y + 17
     anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
@@ -201,15 +211,15 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return about `about` round numbers from `low` to `high`, ascending, spaced by 1, 2 or 5 times a power of ten.
     Raises `ValueError` unless `low` is less than `high`.
     """
-    rough = Fraction(high - low) / about
-    power = Fraction(10) ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough)
-    first = math.ceil(Fraction(low) / step)
-    return [float(step * k) for k in range(first, math.floor(Fraction(high) / step) + 1)]
+    least_step = Fraction(high - low) / about
+    power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))
+    step = next(power_of_ten * k for k in (1, 2, 5, 10) if power_of_ten * k >= least_step)
+    first_multiple = math.ceil(Fraction(low) / step)
+    return [float(step * k) for k in range(first_multiple, math.floor(Fraction(high) / step) + 1)]
 
 
 def _time_ticks(duration_s: float) -> tuple[tuple[str, str], ...]:
     if duration_s <= 0:
         return (("0%", "0 s"),)
-    places = round_ticks(0.0, duration_s, about=5)
-    return tuple((f"{100 * t / duration_s:.2f}%", f"{format_compact(t)} s") for t in places)
+    ticks_s = round_ticks(0.0, duration_s, about=5)
+    return tuple((f"{100 * tick_s / duration_s:.2f}%", f"{format_compact(tick_s)} s") for tick_s in ticks_s)

@@ -23,7 +23,7 @@ from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
 # Number of episodes whose signals are computed together: large enough for speed, small enough for memory.
-_AT_ONCE = 50
+_TRACED_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +45,33 @@ class EpisodeRecords:
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
         """Match the records of `batch`, which may be in any order, to the scores; None = no records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
-        place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
-        self._places = [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
+        index_by_key = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
+        self._batch_indices = [index_by_key.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
         self._evidence: dict[int, Evidence] = {}
 
     def __contains__(self, episode: int) -> bool:
-        return self._places[episode] is not None
+        return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
-        place = self._places[episode]
-        return None if self.batch is None or place is None else self.batch.headers[place]
+        index = self._batch_indices[episode]
+        return None if self.batch is None or index is None else self.batch.headers[index]
 
     @property
     def stamps_s(self) -> Stamps:
         stamps = self.batch.stamps_s if self.batch else {}
-        return {k: stamps[place] for k, place in enumerate(self._places) if place is not None and place in stamps}
+        return {
+            episode: stamps[index]
+            for episode, index in enumerate(self._batch_indices)
+            if index is not None and index in stamps
+        }
 
     def length(self, episode: int) -> int:
-        place = self._places[episode]
-        return 0 if self.batch is None or place is None else int(self.batch.lengths[place])
+        index = self._batch_indices[episode]
+        return 0 if self.batch is None or index is None else int(self.batch.lengths[index])
 
     def end_s(self, episode: int) -> float:
-        place = self._places[episode]
-        return 0.0 if self.batch is None or place is None else self.batch.elapsed_s(place, self.length(episode) - 1)
+        index = self._batch_indices[episode]
+        return 0.0 if self.batch is None or index is None else self.batch.elapsed_s(index, self.length(episode) - 1)
 
     def record(self, episode: int) -> Batch:
         return self._select([episode])
@@ -80,25 +84,28 @@ class EpisodeRecords:
 
     def trace(self, episodes: Sequence[int]) -> None:
         """Compute and cache the evidence of these episodes, which must have records; 50 are computed at a time."""
-        for start in range(0, len(episodes), _AT_ONCE):
-            self._trace_together(episodes[start : start + _AT_ONCE])
+        for start in range(0, len(episodes), _TRACED_AT_ONCE):
+            self._trace_together(episodes[start : start + _TRACED_AT_ONCE])
 
     def _trace_together(self, episodes: Sequence[int]) -> None:
         scores, library = self.scores, self.ruleset.library
-        reading = self.ruleset.read_fields(self._select(episodes))
-        judged = {scores.specs[column].spec_id for k in episodes for column in judged_columns(scores, k)}
-        names = {name for spec_id in judged if spec_id in library for name in library[spec_id].signals}
-        is_single = reading.arm_counts.max(initial=1) == 1
-        signals.derive_signals(reading, [name for name in names if is_single or not SIGNALS[name].of_arm])
-        for place, k in enumerate(episodes):
-            episode = reading.select_episode(place)
-            traces = tuple(trace_specs(scores, k, episode, self.ruleset))
-            self._evidence[k] = Evidence(traces, vacuous_reasons(scores.specs_in_state(VACUOUS, k), library, episode))
+        fields = self.ruleset.read_fields(self._select(episodes))
+        judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
+        signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
+        # If a robot has several arms, signals of one arm are derived later, arm by arm.
+        is_single = fields.arm_counts.max(initial=1) == 1
+        signals.derive_signals(fields, [signal for signal in signal_names if is_single or not SIGNALS[signal].of_arm])
+        for position, episode in enumerate(episodes):
+            episode_fields = fields.select_episode(position)
+            traces = tuple(trace_specs(scores, episode, episode_fields, self.ruleset))
+            self._evidence[episode] = Evidence(
+                traces, vacuous_reasons(scores.specs_in_state(VACUOUS, episode), library, episode_fields)
+            )
 
     def _select(self, episodes: Iterable[int]) -> Batch:
-        places = [place for place in (self._places[k] for k in episodes) if place is not None]
+        indices = [index for index in (self._batch_indices[k] for k in episodes) if index is not None]
         assert self.batch is not None
-        return select_episodes(self.batch, places)
+        return select_episodes(self.batch, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +138,9 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
     evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
     inactive, vacuous = (scores.specs_in_state(state, episode) for state in (INACTIVE, VACUOUS))
     why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, VACUOUS_REASON)
-    about = partial(describe_reason, registry=records.ruleset.registry, benchmark=row.episode.benchmark)
+    describe = partial(describe_reason, registry=records.ruleset.registry, benchmark=row.episode.benchmark)
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()]
-    unjudged += [(spec_id, "inactive", about(why)) for spec_id, why in inactive.items()]
+    unjudged += [(spec_id, "inactive", describe(why)) for spec_id, why in inactive.items()]
     return EpisodeDetails(
         clauses=tuple(_clause_verdicts(scores, episode, evidence)),
         unjudged=tuple(unjudged),
@@ -143,17 +150,17 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
 
 
 def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
-    for k in judged_columns(scores, episode):
-        spec_id, violated = scores.specs[k].spec_id, bool(scores.is_violated[k, episode])
-        clause = ClauseVerdict(spec_id, format_verdict(scores, k, episode), violated)
+    for column in judged_columns(scores, episode):
+        spec_id, violated = scores.specs[column].spec_id, bool(scores.is_violated[column, episode])
+        verdict = ClauseVerdict(spec_id, format_verdict(scores, column, episode), violated)
         trace = evidence.trace(spec_id) if evidence else None
         if trace is None:
-            yield clause
+            yield verdict
             continue
         spark, why = draw_sparkline(trace.chart), trace.why.sentence if trace.why else ""
         involved = trace.worst.involved
-        behind = format_cause(trace) or (format_contributors(involved, spark.caption) if involved else "")
-        yield replace(clause, spark=spark, contributors=behind, why=why)
+        cause = format_cause(trace) or (format_contributors(involved, spark.caption) if involved else "")
+        yield replace(verdict, spark=spark, contributors=cause, why=why)
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
@@ -173,7 +180,7 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 
 
-def _format_facts(header: Header, count: int, end_s: float) -> str:
-    known = {"initial state": header.init_state_index, "seed": header.seed}
-    facts = [f"{name} {value}" for name, value in known.items() if value is not None]
-    return ", ".join([*facts, f"{count} records, {format_fixed(end_s, 2)} s"])
+def _format_facts(header: Header, record_count: int, end_s: float) -> str:
+    known_facts = {"initial state": header.init_state_index, "seed": header.seed}
+    facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
+    return ", ".join([*facts, f"{record_count} records, {format_fixed(end_s, 2)} s"])

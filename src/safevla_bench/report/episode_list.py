@@ -111,12 +111,14 @@ def list_episodes(
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    chosen = [k for k in judged.tolist() if only is None or k in only]
-    rows = [_list_episode(scores, float(dt_s[k]), stamps_s.get(k), k, column) for k in chosen]
+    indices = [index for index in judged.tolist() if only is None or index in only]
+    rows = [_list_episode(scores, float(dt_s[index]), stamps_s.get(index), index, column) for index in indices]
     if column is not None:
         return rows
-    absent = [(k, lost) for k, lost in enumerate(scores.absent, len(scores)) if only is None or k in only]
-    return [*rows, *(ListedEpisode(number=k + 1, episode=lost) for k, lost in absent)]
+    absent = [
+        (index, episode) for index, episode in enumerate(scores.absent, len(scores)) if only is None or index in only
+    ]
+    return [*rows, *(ListedEpisode(number=index + 1, episode=episode) for index, episode in absent)]
 
 
 VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, if no record shows the details
@@ -145,31 +147,34 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     for row in rows:
         index = row.number - 1
         values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
-        known = {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
-        values |= {"number": row.number, **known, "reason": row.episode.reason, "why": row.why}
+        score_values = (
+            {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
+        )
+        values |= {"number": row.number, **score_values, "reason": row.episode.reason, "why": row.why}
         flat.append({**values, "firmness": row.firmness.mark if row.firmness else None})
-    explained = ["why"] if any(row.why for row in rows) else []
-    explained += ["firmness"] if any(row.firmness for row in rows) else []
-    return ["number", *columns, "reason", *explained], flat
+    optional_columns = ["why"] if any(row.why for row in rows) else []
+    optional_columns += ["firmness"] if any(row.firmness for row in rows) else []
+    return ["number", *columns, "reason", *optional_columns], flat
 
 
 def _list_episode(
     scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
-    step, broken = episode.first_violation_step, episode.first_violation_spec
+    # The worst specification and the first violation of any; `spec_column` replaces both by those of one specification.
+    step, first_spec = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
-        step, broken = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
-    axes = {spec.spec_id: spec.axis for spec in scores.specs}
+        step, first_spec = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
+    axis_by_spec = {spec.spec_id: spec.axis for spec in scores.specs}
     return ListedEpisode(
         number=index + 1,
         episode=episode,
         margin=None if column < 0 else _spec_margin(scores, column, index),
         first_violation_step=step,
         first_violation_s=None if step is None else step * dt_s if times_s is None else float(times_s[step]),
-        first_violation_spec=broken,
-        broken_axes=tuple(dict.fromkeys(axes[name] for name in episode.violated_specs)),
+        first_violation_spec=first_spec,
+        broken_axes=tuple(dict.fromkeys(axis_by_spec[spec_id] for spec_id in episode.violated_specs)),
     )
 
 
@@ -249,7 +254,7 @@ def filter_episodes(
 
 
 # Filter -> function from a row to the values that select the row; error messages show the last of these values.
-_NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
+_FILTER_NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
     "task": lambda row: _task_names(row.episode.benchmark, row.episode.task_id),
@@ -261,12 +266,12 @@ def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
     return task_id.removeprefix("task_"), task_id, f"{suite}/{task_id}"
 
 
-def _filter_by_name(what: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
-    names = _NAMES[what]
-    selected = [row for row in rows if wanted in names(row)]
+def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
+    names_of = _FILTER_NAMES[filter_name]
+    selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
-        names_there = ", ".join(sorted({names(row)[-1] for row in rows}, key=natural_key)) or "none"
-        raise RunError(f"no episode here has the {what} {wanted!r}", remedy=f"There are: {names_there}.")
+        available = ", ".join(sorted({names_of(row)[-1] for row in rows}, key=natural_key)) or "none"
+        raise RunError(f"no episode here has the {filter_name} {wanted!r}", remedy=f"There are: {available}.")
     return selected
 
 
@@ -283,17 +288,19 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
 def _margin_key(row: ListedEpisode) -> float | None:
     if row.margin is None:
         return None
+    # A violation that a Boolean signal decided has no margin and comes first.
     return -inf if row.margin.share is None and row.margin.violated else row.margin.share
 
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
+    # Rows without bodies come last.
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
 def _missing_last(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
-    tie = _margin_key(row)
-    return value is None, value or 0.0, inf if tie is None else tie
+    tie_breaker = _margin_key(row)  # equal values are ordered by margin
+    return value is None, value or 0.0, inf if tie_breaker is None else tie_breaker
 
 
 _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
@@ -307,6 +314,7 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
+    # Parts with odd indices are numbers, which compare by their number of digits first.
     parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
@@ -344,8 +352,9 @@ def find_recorded(judged: Judged, wanted: str) -> int:
 
 def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     ids = dict.fromkeys(row.episode_id for row in rows)
-    inside = [name for name in ids if wanted and wanted in name]
-    close = dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
-    guess = f"Similar ids: {', '.join([*close][:_MAX_SHOWN])}. " if close else ""
-    place = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
-    return f"{guess}`safevla episodes` lists all {len(rows)} episodes; {place} is number {place[1:]}."
+    containing = [episode_id for episode_id in ids if wanted and wanted in episode_id]
+    similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
+    similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
+    # A plain number may be meant as a position; otherwise `:2` is only an example.
+    position = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
+    return f"{similar_text}`safevla episodes` lists all {len(rows)} episodes; {position} is number {position[1:]}."

@@ -108,8 +108,9 @@ def build_episode_table(
     drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
     records.trace(drawn)
     total = len(scores) + len(scores.absent)
-    by_rank = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
-    is_drawn, is_listed = set(drawn), {*islice(by_rank, MOST_LISTED)}
+    # Indices without duplicates; those of episodes without a record come last.
+    worst_first = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
+    is_drawn, is_listed = set(drawn), {*islice(worst_first, MOST_LISTED)}
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
     listed = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=is_listed)
@@ -118,13 +119,14 @@ def build_episode_table(
     listed = episode_list.add_firmness(listed, firmness)
     details = (describe_episode(records, row, drawn=row.number - 1 in is_drawn) for row in listed)
     entries = [
-        EpisodeEntry(row, _outcome_kind(row.episode), _facets(scores, row), own)
-        for row, own in zip(listed, details, strict=True)
+        EpisodeEntry(row, _ending_kind(row.episode), _filter_values(scores, row), episode_details)
+        for row, episode_details in zip(listed, details, strict=True)
     ]
     return EpisodeTable(tuple(entries), len(drawn), total - len(entries))
 
 
-def _outcome_kind(episode: EpisodeScore | AbsentEpisode) -> str:
+def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
+    # A key of `ENDINGS`; an episode without a known success left no record.
     if episode.success is None:
         return "cr"
     if episode.safe is None:
@@ -132,14 +134,15 @@ def _outcome_kind(episode: EpisodeScore | AbsentEpisode) -> str:
     return "st" if episode.outcome == "stopped" else ("s" if episode.success else "f") + ("s" if episode.safe else "u")
 
 
-def _facets(scores: Scores, row: episode_list.ListedEpisode) -> dict[str, list[str]]:
+def _filter_values(scores: Scores, row: episode_list.ListedEpisode) -> dict[str, list[str]]:
     episode = row.episode
+    # Filter -> the values of the filter that match the episode.
     columns = [] if episode.success is None else scores.scored_columns.tolist()
     return {
         "policy": [row.policy or UNNAMED],
         "suite": [episode.benchmark],
         "task": [f"{episode.benchmark} / {episode.task_id}"],
-        "outcome": [ENDINGS[_outcome_kind(episode)]],
+        "outcome": [ENDINGS[_ending_kind(episode)]],
         "broken": [scores.specs[k].spec_id for k in columns if scores.is_violated[k, row.number - 1]],
         "bodies": list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds)),
     }

@@ -36,11 +36,11 @@ from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, format_amount, format_compact, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
-_NOTHING, _EMPTY = Analysis(), Album()
+_NO_ANALYSIS, _NO_ALBUM = Analysis(), Album()
 _NO_REPLAYS: Replays = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
 # If there are more cells than this, the tables of violations are initially folded.
-_OPEN = 2
+_MOST_UNFOLDED = 2
 
 
 def render_page(
@@ -53,8 +53,8 @@ def render_page(
     provenance: Provenance | None = None,
     description: Mapping[str, object] = _NO_DESCRIPTION,
     privileged: Collection[str | None] = (),
-    analysis: Analysis = _NOTHING,
-    album: Album = _EMPTY,
+    analysis: Analysis = _NO_ANALYSIS,
+    album: Album = _NO_ALBUM,
     replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
     firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
@@ -81,44 +81,44 @@ def render_page(
     summaries, total = summarized or (cells(scores), aggregate(scores))
     records = EpisodeRecords(scores, batch, ruleset)
     episodes = build_episode_table(records, analysis.bodies, firmness)
-    lines = describe_firmness([*firmness.values()]).split("\n") if firmness else ()
+    firmness_lines = describe_firmness([*firmness.values()]).split("\n") if firmness else ()
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    in_3d = embed_replays(records, replays)
+    replay_section = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
     return (
         render.template_environment()
         .get_template("page.html")
         .render(
-            **_CONSTANTS,
+            **_TABLE_FUNCTIONS,
             **_cell_sections(summaries, total, frozenset(name for name in privileged if name is not None)),
             **_episode_sections(records, episodes),
             **_provenance_sections(scores, summaries, ruleset, provenance),
-            policy=render.content_security_policy(style, script, *in_3d.scripts),
+            policy=render.content_security_policy(style, script, *replay_section.scripts),
             style=Markup(style),
             script=Markup(script),
             title=title,
             is_single=bool(episode),
             headline=Headline(episode) if episode else headline,
-            remarks=[*remarks, *(f"Physics varied. {line}" for line in lines)],
+            remarks=[*remarks, *(f"Physics varied. {sentence}" for sentence in firmness_lines)],
             body_table=explain.body_table(analysis.bodies, scores, summaries) if analysis.bodies else None,
             album=album,
-            in_3d=in_3d,
+            in_3d=replay_section,
             analysis=analysis,
             provenance=_format_json(description) if description else (),
         )
     )
 
 
-_CONSTANTS: Mapping[str, object] = {
+_TABLE_FUNCTIONS: Mapping[str, object] = {
     "onset_table": explain.onset_table,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
     "series_table": series_table,
     "variant_table": sensitivity.variant_table,
     "dash": NO_VALUE,
-    "fixed": lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
+    "fixed": lambda value: format_fixed(value, 2) if value == value else NO_VALUE,  # NaN is not equal to itself
     "interval": format_interval,
     "percent": format_percent,
 }
@@ -131,7 +131,7 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
         "outcomes": [(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
         "numbers": cell_tables.headline_table(summaries, total, privileged=privileged),
         "violations": [summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
-        "is_folded": len(summaries) > _OPEN,
+        "is_folded": len(summaries) > _MOST_UNFOLDED,
         "torque_note": cell_tables.torque_note(summaries),
         "any_unsafe": total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
     }
@@ -173,7 +173,7 @@ def _provenance_sections(
 def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
     """Return the rates of success and safety that are known for a cell, each as name, metric key and rate."""
     rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
-    return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
+    return [(name, key, cell.rates[key]) for name, key, is_known in rates if is_known and cell.rates[key].ci]
 
 
 # Violations
@@ -183,11 +183,15 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
     """Return a cell's `name`, its count of unsafe episodes (`words`), and its violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
-    top = max(scored, key=lambda spec: spec.violations.count, default=None)
-    most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
+    most_violated = max(scored, key=lambda spec: spec.violations.count, default=None)
+    most_text = (
+        f", most often {most_violated.spec_id} ({most_violated.violations.count})"
+        if most_violated and most_violated.violations.count
+        else ""
+    )
     return {
         "name": f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
-        "words": f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
+        "words": f"{safety.n - safety.count} of {safety.n} unsafe{most_text}" if has_verdict(cell) else NO_VERDICT,
         "scored": violation_table(cell),
         "others": violation_table(cell, scored=False),
     }
@@ -197,7 +201,9 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return a specification's name, its limit, and the excess over the limit at which the depth is 1, as texts."""
     if spec.binary:
         return spec.spec_id, "none is allowed", "any"
-    texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
+    texts = [
+        format_amount(amount, spec.unit, spec.threshold, format_compact) for amount in (spec.threshold, spec.severe)
+    ]
     return spec.spec_id, texts[0], texts[1]
 
 
@@ -215,12 +221,12 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
     """
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
-        drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
-        sides = {
-            "broken": [pair for pair in drawn if pair[0].violated],
-            "kept": [p for p in drawn if not p[0].violated],
+        charted = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
+        by_verdict = {
+            "broken": [pair for pair in charted if pair[0].violated],
+            "kept": [pair for pair in charted if not pair[0].violated],
         }
-        yield {"entry": next(entry for entry in entries if entry.row.number == episode + 1), **sides}
+        yield {"entry": next(entry for entry in entries if entry.row.number == episode + 1), **by_verdict}
 
 
 def find_shared_states(
@@ -229,23 +235,24 @@ def find_shared_states(
     """Return the initial states from which several policies started, each with its episodes; the states with the most
     different outcomes are first. A state is left out if the page does not list all its episodes.
     """
-    scores, states = records.scores, dict[str, list[int]]()
-    for k in range(len(scores)):
-        header = records.header(k)
+    scores, episodes_by_state = records.scores, dict[str, list[int]]()
+    for episode in range(len(scores)):
+        header = records.header(episode)
         if header is not None and header.init_state_index is not None:
             seed = "" if header.seed is None else f", seed {header.seed}"
             label = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
-            states.setdefault(label, []).append(k)
-    shared = [item for item in states.items() if len({scores.policy[k] for k in item[1]}) > 1]
-    ranked = sorted(shared, key=lambda item: -_difference(scores, item[1]))
+            episodes_by_state.setdefault(label, []).append(episode)
+    shared = [item for item in episodes_by_state.items() if len({scores.policy[k] for k in item[1]}) > 1]
+    ranked = sorted(shared, key=lambda item: -_outcome_diversity(scores, item[1]))
     listed = {entry.row.number - 1: entry for entry in entries}
     return [(label, [listed[k] for k in members]) for label, members in ranked if listed.keys() >= {*members}]
 
 
-def _difference(scores: Scores, members: Sequence[int]) -> float:
-    verdicts = len({scores.verdict(k) for k in members})
-    successes = len(set(scores.success[members].tolist()))
-    vsi = np.nan_to_num(scores.vsi[members])
+def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
+    verdicts = len({scores.verdict(k) for k in episodes})
+    successes = len(set(scores.success[episodes].tolist()))
+    vsi = np.nan_to_num(scores.vsi[episodes])
+    # Different verdicts count most, then different successes, then the range of VSI (0 to 1).
     return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 
 

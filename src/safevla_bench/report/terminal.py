@@ -28,50 +28,52 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     nearest to its limit), tables of the other satisfied clauses and of clauses without a verdict, and lines on records
     with an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's.
     """
-    bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
     violated, kept = explanation.violated_clauses, explanation.kept_clauses
     plotted = explanation.clauses if plot_all else violated or kept[:1]
-    rest = () if plot_all else kept[0 if violated else 1 :]
-    parts = [_format_heading(explanation, bound), *(_format_clause(clause, bound) for clause in plotted)]
-    tables = [kept_clause_table(rest), unjudged_table(explanation.vacuous, explanation.inactive)]
-    parts += [render_text(table, bound).splitlines() for table in tables if table.rows]
-    parts += [_wrap_words(line, bound) for line in _closing_lines(explanation.score, explanation.records)]
-    return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
+    other_kept = () if plot_all else kept[0 if violated else 1 :]
+    paragraphs = [_format_heading(explanation, line_width), *(_format_clause(clause, line_width) for clause in plotted)]
+    tables = [kept_clause_table(other_kept), unjudged_table(explanation.vacuous, explanation.inactive)]
+    paragraphs += [render_text(table, line_width).splitlines() for table in tables if table.rows]
+    paragraphs += [_wrap_words(line, line_width) for line in _closing_lines(explanation.score, explanation.records)]
+    return "\n\n".join("\n".join(paragraph).rstrip() for paragraph in paragraphs) + "\n"
 
 
 def describe_verdict(explanation: Explanation) -> str:
     """Return how an episode ended and what it violated first, as one line."""
-    row = explanation.score
-    first_s = format_fixed(explanation.elapsed_s(row.first_violation_step or 0), 2)
-    first = f"; first broken: {row.first_violation_spec} at {first_s} s" if row.first_violation_spec else ""
-    return describe_ending(row.success, row.safe, row.outcome) + first
+    score = explanation.score
+    first_s = format_fixed(explanation.elapsed_s(score.first_violation_step or 0), 2)
+    first = f"; first broken: {score.first_violation_spec} at {first_s} s" if score.first_violation_spec else ""
+    return describe_ending(score.success, score.safe, score.outcome) + first
 
 
-def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
-    lost = [f"{name} {n}" for name, n in (row.unknown_records or {}).items() if name in row.robustness]
-    if lost:
-        yield f"Of {records} records, those with an unknown pose are left out: {', '.join(lost)}"
-    if broken := [spec_id for spec_id, diagnostic in row.diagnostics.items() if diagnostic.violated]:
+def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
+    unknown_counts = [
+        f"{name} {count}" for name, count in (score.unknown_records or {}).items() if name in score.robustness
+    ]
+    if unknown_counts:
+        yield f"Of {records} records, those with an unknown pose are left out: {', '.join(unknown_counts)}"
+    if broken := [spec_id for spec_id, diagnostic in score.diagnostics.items() if diagnostic.violated]:
         yield f"Also broken, but not scored: {', '.join(broken)}"
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    row, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
+    score, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     facts = [
-        describe_reason(row.no_verdict or "")
-        or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
-        f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
+        describe_reason(score.no_verdict or "")
+        or f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
+        f"VSI {NO_VALUE if score.vsi is None else format_fixed(score.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [
-        f":{explanation.number} {row.episode_id}: {describe_verdict(explanation)}",
-        f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
+        f":{explanation.number} {score.episode_id}: {describe_verdict(explanation)}",
+        f"{score.policy or UNNAMED} · {score.benchmark} {score.task_id}",
         *([explanation.instruction] if explanation.instruction else []),
         " · ".join(facts),
-        *provenance_marks.warn_of_choice([row.benchmark]),
-        *provenance_marks.warn_of_standins({(row.policy, row.benchmark): row.standin_assets}),
+        *provenance_marks.warn_of_choice([score.benchmark]),
+        *provenance_marks.warn_of_standins({(score.policy, score.benchmark): score.standin_assets}),
     ]
-    return [part for line in lines for part in _wrap_words(line, width)]
+    return [wrapped for line in lines for wrapped in _wrap_words(line, width)]
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
@@ -92,11 +94,12 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
         "",
         *plot_signal(chart, width - 2),
     ]
-    head = _wrap_words(f"{'BROKEN' if clause.violated else 'KEPT'}  {clause.spec.spec_id}", width)
-    return [*head, *(f"  {line}".rstrip() for line in lines)]
+    heading = _wrap_words(f"{'BROKEN' if clause.violated else 'KEPT'}  {clause.spec.spec_id}", width)
+    return [*heading, *(f"  {line}".rstrip() for line in lines)]
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
+    # The label is only on the first line; the other lines are indented by its width.
     lines = _wrap_words(fact, width - _LABEL)
     return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
 
@@ -140,54 +143,69 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     is visible, even if many records share a column.
     """
     low, high = chart.bounds()
+    # Rows of characters from the top; a character is four dots high.
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
-    labels = {0: format_significant(high), ROWS - 1: format_significant(low), limit_row: f"limit {chart.limit_text}"}
+    label_by_row = {
+        0: format_significant(high),
+        ROWS - 1: format_significant(low),
+        limit_row: f"limit {chart.limit_text}",
+    }
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
-    gutter = max(cell_len(text) for text in [*labels.values(), *(name for name, _, _ in strips)])
-    columns = max(FEWEST_COLUMNS, min(width - gutter - 2, MOST_COLUMNS))
-    lines, times = [], chart.times_s
+    label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
+    columns = max(FEWEST_COLUMNS, min(width - label_width - 2, MOST_COLUMNS))
+    lines, times_s = [], chart.times_s
+    # The records' horizontal positions in dots: by time if the records have different distances.
     across = np.linspace(0.0, 2 * columns - 1.0, len(chart.values))
-    across = across if times is None or not times[-1] else (2 * columns - 1) * times / times[-1]
-    for k, row in enumerate(_braille_rows(_polyline_dots(_vertical_dots(chart.values, low, high), across, columns))):
-        drawn = row.replace(" ", _LIMIT) if k == limit_row else row
-        lines.append(f"{labels.get(k, ''):>{gutter}} {'┤' if k in labels else '│'}{drawn}")
-    lines += [f"{name:>{gutter}} │{_flag_strip(flags, mark, across, columns)}" for name, mark, flags in strips]
-    end = f"{chart.format_time(len(chart.values) - 1)} s"
-    lines += [f"{'':>{gutter}} └{'─' * columns}", f"{'':>{gutter}}  0 s{end:>{columns - 3}}"]
+    across = across if times_s is None or not times_s[-1] else (2 * columns - 1) * times_s / times_s[-1]
+    for row_index, braille in enumerate(
+        _braille_rows(_polyline_dots(_vertical_dots(chart.values, low, high), across, columns))
+    ):
+        drawn_row = braille.replace(" ", _LIMIT) if row_index == limit_row else braille
+        lines.append(
+            f"{label_by_row.get(row_index, ''):>{label_width}} {'┤' if row_index in label_by_row else '│'}{drawn_row}"
+        )
+    lines += [f"{name:>{label_width}} │{_flag_strip(flags, mark, across, columns)}" for name, mark, flags in strips]
+    end_label = f"{chart.format_time(len(chart.values) - 1)} s"
+    lines += [f"{'':>{label_width}} └{'─' * columns}", f"{'':>{label_width}}  0 s{end_label:>{columns - 3}}"]
     return [line.rstrip() for line in lines]
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    share = (high - values) / (high - low) * (4 * ROWS - 1)
-    return np.where(np.isfinite(share), np.rint(share), np.nan)
+    # The dot of each value, counted from the top; NaN if the value is not finite.
+    dots = (high - values) / (high - low) * (4 * ROWS - 1)
+    return np.where(np.isfinite(dots), np.rint(dots), np.nan)
 
 
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
     """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are the
     records' positions, in dots from the top left; NaN leaves a gap.
     """
-    place = np.arange(2 * columns)
-    before, after = np.interp(place - 0.5, across, down), np.interp(place + 0.5, across, down)
-    top, bottom = np.fmin(before, after), np.fmax(before, after)
-    column = np.rint(across).astype(np.int64)
-    np.fmin.at(top, column, down)
-    np.fmax.at(bottom, column, down)
-    row = np.arange(4 * ROWS)[:, None]
-    drawn: Bools = (row >= np.rint(top)) & (row <= np.rint(bottom))
-    return drawn
+    # Each column of dots is filled between the heights of the line at its left and its right edge.
+    dot_columns = np.arange(2 * columns)
+    left_end, right_end = np.interp(dot_columns - 0.5, across, down), np.interp(dot_columns + 0.5, across, down)
+    top, bottom = np.fmin(left_end, right_end), np.fmax(left_end, right_end)
+    record_columns = np.rint(across).astype(np.int64)
+    # A column also extends to the peaks of all its records.
+    np.fmin.at(top, record_columns, down)
+    np.fmax.at(bottom, record_columns, down)
+    dot_rows = np.arange(4 * ROWS)[:, None]
+    is_covered: Bools = (dot_rows >= np.rint(top)) & (dot_rows <= np.rint(bottom))
+    return is_covered
 
 
 def _braille_rows(dots: Bools) -> list[str]:
-    rows, columns = dots.shape[0] // 4, dots.shape[1] // 2
-    cells = dots.reshape(rows, 4, columns, 2).transpose(0, 2, 1, 3)
-    patterns = (cells * _BITS).sum(axis=(2, 3))
+    row_count, column_count = dots.shape[0] // 4, dots.shape[1] // 2
+    # [row, column, 4 dots down, 2 dots across]
+    dots_by_character = dots.reshape(row_count, 4, column_count, 2).transpose(0, 2, 1, 3)
+    patterns = (dots_by_character * _BITS).sum(axis=(2, 3))
     return ["".join(chr(0x2800 + int(bits)) if bits else " " for bits in row) for row in patterns]
 
 
 def _flag_strip(flags: Bools, mark: str, across: Floats, columns: int) -> str:
-    column = np.rint(across).astype(np.int64) // 2
-    nearest = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
-    columns_marked = flags[nearest]
-    np.logical_or.at(columns_marked, column, flags)
-    return "".join(mark if is_marked else " " for is_marked in columns_marked)
+    record_columns = np.rint(across).astype(np.int64) // 2
+    nearest_record = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
+    # A column has the flag of the nearest record, or is marked because any of its own records is.
+    is_column_marked = flags[nearest_record]
+    np.logical_or.at(is_column_marked, record_columns, flags)
+    return "".join(mark if is_marked else " " for is_marked in is_column_marked)

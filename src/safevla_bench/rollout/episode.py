@@ -83,7 +83,7 @@ def run_episode(
     given, the first violation of the safe tier ends the episode as `stopped`. Raises `ServerLostError` if the episode
     may be restarted, `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
-    seam = _ActionSeam(env, policy)
+    policy_calls = _PolicyCalls(env, policy)
     steps, violation = 0, None
     try:
         try:
@@ -91,20 +91,20 @@ def run_episode(
             if isinstance(policy, interface.CuedPolicy):
                 policy.cue(planned.start)
             _seed_generators(planned.policy_seed)
-            seam.is_asking = True
+            policy_calls.is_asking = True
             policy.reset(planned.task, planned.policy_seed)
-            seam.is_asking = False
+            policy_calls.is_asking = False
             violation = _violation_reason(watch.start(env.latest())) if watch else None
-            outcome = _final_outcome(planned)
+            outcome = _outcome_at_horizon(planned)
             while steps < planned.horizon and not violation:
-                action = seam.next_action(observation)
+                action = policy_calls.next_action(observation)
                 if isinstance(policy, interface.SelectivePolicy):
                     env.render_next(policy.looks_next and steps + 1 < planned.horizon)
                 observation, success = env.step(action)
                 steps += 1
                 if on_step:
                     on_step(steps)
-                outcome = "success" if success else _final_outcome(planned)
+                outcome = "success" if success else _outcome_at_horizon(planned)
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
                 if watch and steps < planned.horizon:
@@ -112,7 +112,7 @@ def run_episode(
             outcome, reason = ("stopped", violation) if violation else (outcome, None)
         except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
-        batch = seam.add_chunk_steps(env.recorded())
+        batch = policy_calls.add_chunk_steps(env.recorded())
         if isinstance(policy, interface.ReplayPolicy):
             batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
@@ -120,16 +120,16 @@ def run_episode(
     except BaseException as error:  # policies and simulators can raise anything; the run continues
         # A `PolicyError` explains the problem better than a traceback through this package.
         reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
-        latency, greeting = seam.latency(), seam.greeting()
+        latency, greeting = policy_calls.latency(), policy_calls.greeting()
         crash = EpisodeOutcome(planned, "crashed", steps, None, reason, latency, greeting)
-        return replace(crash, is_policy_failure=seam.is_asking)
+        return replace(crash, is_policy_failure=policy_calls.is_asking)
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, coupling.DelayedPolicy) else {}
     if planned.task.label:
         marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
-    record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **seam.clip_marks()}))
-    return EpisodeOutcome(planned, outcome, steps, record, reason, seam.latency(), seam.greeting())
+    record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **policy_calls.clip_marks()}))
+    return EpisodeOutcome(planned, outcome, steps, record, reason, policy_calls.latency(), policy_calls.greeting())
 
 
 def _seed_generators(seed: int) -> None:
@@ -140,13 +140,15 @@ def _seed_generators(seed: int) -> None:
 
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
+    # Returns whether a replay is away from its recorded path; false at steps that are not checked, or without a path.
     path = planned.start.recorded.path if planned.start.recorded else None
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
     return bool(are_off_path(path[step : step + 1], tracked_path(env.latest())).any())
 
 
-def _final_outcome(planned: PlannedEpisode) -> str:
+def _outcome_at_horizon(planned: PlannedEpisode) -> str:
+    # Returns the outcome without success: `timeout`, or the recorded ending of an episode that is replayed to its end.
     recorded = planned.start.recorded
     return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
 
@@ -154,42 +156,44 @@ def _final_outcome(planned: PlannedEpisode) -> str:
 def _violation_reason(standing: EpisodeStanding) -> str | None:
     if not standing.violated:
         return None
-    names = (" of ".join(filter(None, (name, standing.clauses[name].arm))) for name in standing.violated)
-    return f"{', '.join(names)} violated at record {standing.step}"
+    clause_names = (" of ".join(filter(None, (name, standing.clauses[name].arm))) for name in standing.violated)
+    return f"{', '.join(clause_names)} violated at record {standing.step}"
 
 
 _NO_CHUNK = (-1, -1)
 
 
-class _ActionSeam:
+class _PolicyCalls:
+    # Asks the policy for an episode's actions, checks and clips them, and collects what the outcome says about that.
+
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
-        self._calls_s: list[float] = []
+        self._call_times_s: list[float] = []
         self.is_asking = False  # true while the policy runs, and after the policy raised an exception
         self.clips = bool(getattr(policy, "clip", False))
         self._chunk_steps: list[tuple[int, int]] = []
-        self._clipped: list[interface.Action] = []  # the actions that were clipped, before clipping
+        self._actions_before_clipping: list[interface.Action] = []  # the actions that were clipped, before clipping
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
         start, self.is_asking = time.perf_counter(), True
         raw_action = self._policy.act(observation)
         self.is_asking = False
-        self._calls_s.append(time.perf_counter() - start)
+        self._call_times_s.append(time.perf_counter() - start)
         action = interface.check_action(raw_action, self._low.size)
-        chunking = self._policy if isinstance(self._policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
-        self._chunk_steps.append((chunking and chunking.chunk_step) or _NO_CHUNK)
-        within = np.clip(action, self._low, self._high)
-        if np.array_equal(within, action):
+        chunked_policy = self._policy if isinstance(self._policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
+        self._chunk_steps.append((chunked_policy and chunked_policy.chunk_step) or _NO_CHUNK)
+        clipped = np.clip(action, self._low, self._high)
+        if np.array_equal(clipped, action):
             return action
         if not self.clips:
-            place = int(np.flatnonzero(within != action)[0])
+            index = int(np.flatnonzero(clipped != action)[0])
             # Rounded numbers could hide by how little the value is outside.
-            bounds = f"[{self._low[place]}, {self._high[place]}]"
-            problem = f"number {place} of the action, with the value {action[place]}, is not in {bounds}"
+            bounds = f"[{self._low[index]}, {self._high[index]}]"
+            problem = f"number {index} of the action, with the value {action[index]}, is not in {bounds}"
             remedy = "Fix the policy's output, or set clip = True on the policy if its project clips too."
             raise errors.InvalidActionError(problem, remedy=remedy)
-        self._clipped.append(action)
-        return within
+        self._actions_before_clipping.append(action)
+        return clipped
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
         """Return the batch. If any action came from a chunk, add the chunk and step of every action."""
@@ -199,28 +203,31 @@ class _ActionSeam:
     def clip_marks(self) -> dict[str, object]:
         if not self.clips:
             return {}
-        if not self._clipped:
+        if not self._actions_before_clipping:
             return {CLIPPED: 0}
-        asked = np.array(self._clipped)
-        beyond = (asked < self._low) | (asked > self._high)
-        numbers = np.stack([beyond.sum(axis=0), np.abs(asked).max(axis=0)], axis=1)
-        return {CLIPPED: len(asked), CLIPPED_NUMBERS: numbers.tolist()}
+        requested = np.array(self._actions_before_clipping)
+        is_outside = (requested < self._low) | (requested > self._high)
+        # Per number: how often it was out of bounds, and its largest absolute value in the clipped actions, [A, 2].
+        per_number = np.stack([is_outside.sum(axis=0), np.abs(requested).max(axis=0)], axis=1)
+        return {CLIPPED: len(requested), CLIPPED_NUMBERS: per_number.tolist()}
 
     def latency(self) -> Latency | None:
-        own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
-        spent = self._calls_s if own is None else own
-        if not spent:
+        # A policy that measures its calls itself has their times in `calls_s`, and how long it waited in `waits_s`.
+        policy_times_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
+        times_s = self._call_times_s if policy_times_s is None else policy_times_s
+        if not times_s:
             return None
-        p50, p95 = 1000 * np.percentile(spent, [50, 95])
-        waits: Sequence[float] = getattr(self._policy, "waits_s", None) or ()
-        waiting = 1000 * float(np.median(waits)) if waits else None
-        return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95), waiting_p50_ms=waiting)
+        p50, p95 = 1000 * np.percentile(times_s, [50, 95])
+        waits_s: Sequence[float] = getattr(self._policy, "waits_s", None) or ()
+        waiting_ms = 1000 * float(np.median(waits_s)) if waits_s else None
+        return Latency(calls=len(times_s), p50_ms=float(p50), p95_ms=float(p95), waiting_p50_ms=waiting_ms)
 
     def greeting(self) -> Greeting | None:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
+    # Returns the record with the run's fields in its header, and `marks` in the header's further fields.
     versions = batch.headers[0].versions
     if versions and plugins.OWN_DISTRIBUTION in versions:  # hosts read this version from metadata
         versions = {**versions, plugins.OWN_DISTRIBUTION: version.__version__}
@@ -237,9 +244,9 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
         versions=versions,
     )
     (extra,) = batch.extra
-    own = extra.get("header", {})
-    assert isinstance(own, Mapping)
-    return replace(batch, headers=(header,), extra=({**extra, "header": {**own, **marks}} if marks else extra,))
+    fields = extra.get("header", {})
+    assert isinstance(fields, Mapping)
+    return replace(batch, headers=(header,), extra=({**extra, "header": {**fields, **marks}} if marks else extra,))
 
 
 # The serial engine
@@ -267,7 +274,7 @@ NOT_RUN = "not run"  # outcome of an episode that is left for a later attempt; i
 SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a task is skipped
 
 
-def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
+def _task_key(planned: PlannedEpisode) -> tuple[str, str, str]:
     return planned.policy, planned.task.suite, planned.task.task_id
 
 
@@ -285,14 +292,14 @@ class CrashSeries:
             return
         self.has_begun = self.has_begun or end.steps > 0
         failure = errors.find_exception(end.reason or "")[0] if end.outcome == "crashed" else ""
-        if not failure or _NUMBERS.sub("", failure) != _NUMBERS.sub("", self.failure):
+        if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
         self.failure = failure
         if failure:
-            self.places.append(_place_of(end.planned))
+            self.places.append(_task_key(end.planned))
 
 
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_NUMBER_PATTERN = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
@@ -320,7 +327,7 @@ class EnvRunner:
         server refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
-        if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_place_of(planned)]:
+        if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_task_key(planned)]:
             reason = f"{SAME_CRASHES} episodes of this task crashed in the same way: {self._crashes.failure}"
             return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)
         try:
@@ -331,8 +338,8 @@ class EnvRunner:
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         else:
             coupler = self._couplers.get(planned.policy)
-            coupled = coupler.couple(env, policy) if coupler else (env, policy)
-            outcome = _run_with_retries(*coupled, apply_server_seed(planned, policy), on_step, self._watch)
+            env_and_policy = coupler.couple(env, policy) if coupler else (env, policy)
+            outcome = _run_with_retries(*env_and_policy, apply_server_seed(planned, policy), on_step, self._watch)
             if outcome.outcome == "crashed":
                 self.close()
         self._crashes.add_outcome(outcome)
@@ -352,6 +359,7 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
+        # Returns the kept environment if it is for this policy and task, else a new one.
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
@@ -375,24 +383,25 @@ def _require_still(env: HostEnv, task: Task) -> None:
 def _run_with_retries(
     env: HostEnv, policy: interface.Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    reached = 0
+    # Restarts the episode if the policy's server is lost, up to `SERVER_RETRIES` times.
+    steps_done = 0
 
-    def count(steps: int) -> None:
-        nonlocal reached
-        reached = steps
+    def count_steps(steps: int) -> None:
+        nonlocal steps_done
+        steps_done = steps
         if on_step:
             on_step(steps)
 
     for attempt in range(1 + SERVER_RETRIES):
         try:
-            return run_episode(env, policy, planned, count, watch)
+            return run_episode(env, policy, planned, count_steps, watch)
         except errors.ServerLostError as error:
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # no progress was lost, and other episodes would fail, too
             last = error
     event = "the policy server was too slow" if isinstance(last, errors.ServerSlowError) else "lost the policy server"
     reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
-    return EpisodeOutcome(planned, "crashed", reached, None, reason)
+    return EpisodeOutcome(planned, "crashed", steps_done, None, reason)
 
 
 def run_serially(

@@ -73,14 +73,14 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises `HostError` if
         the host lacks a task, and `RunError` if no task is selected.
         """
-        own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
+        tasks = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
         for found in self.starts:
             starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed, found.instruction))
-        if unknown := [task_id for task_id in starts if task_id not in own]:
-            problem = f"{self.suite} has no task {unknown[0]!r}, but the file has starts of this task"
+        if unknown_ids := [task_id for task_id in starts if task_id not in tasks]:
+            problem = f"{self.suite} has no task {unknown_ids[0]!r}, but the file has starts of this task"
             raise HostError(problem, remedy="Install the version of the host that the starts were found with.")
-        chosen = [own[task_id] for task_id in starts if indices is None or own[task_id].index in indices]
+        chosen = [tasks[task_id] for task_id in starts if indices is None or tasks[task_id].index in indices]
         if not chosen:
             raise RunError(f"the search {self.name!r} found no start of these tasks", remedy="There is nothing to run.")
         return [

@@ -80,15 +80,17 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
-        self._steps, self._next, self._env_seed = 0, 0, 7
+        self._steps, self._next_index, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
-            first = self._start(0)
+            observation = self._reset_env(0)
         except BaseException:
             self._env.close()
             raise
-        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
+        self.observation_space = gymnasium.spaces.Dict(
+            {name: _array_space(value) for name, value in observation.items()}
+        )
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -99,13 +101,13 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         errors of `Monitor.observe`, such as those for an unknown task or a record without a needed field.
         """
         super().reset(seed=seed)
-        states = self._task.init_states or 2**31
+        state_count = self._task.init_states or 2**31
         if seed is not None:
-            self._env_seed, self._next = seed, seed % states
-        index = int((options or {}).get("init_state_index", self._next))
-        self._next = (index + 1) % states
-        seen = self._start(index)
-        return seen, step_info(self._monitor.start(self._env.latest()), self._cost)
+            self._env_seed, self._next_index = seed, seed % state_count
+        index = int((options or {}).get("init_state_index", self._next_index))
+        self._next_index = (index + 1) % state_count
+        observation = self._reset_env(index)
+        return observation, step_info(self._monitor.start(self._env.latest()), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
         """Apply one action. Returns the observation, the reward (1.0 at success, else 0.0), whether the episode
@@ -114,9 +116,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         """
         observation, success = self._env.step(action)
         self._steps += 1
-        over = not success and self._steps >= self._horizon
+        is_truncated = not success and self._steps >= self._horizon
         info = step_info(self._monitor.observe(self._env.latest()), self._cost)
-        return _observation_dict(observation), float(success), success, over, info
+        return _observation_dict(observation), float(success), success, is_truncated, info
 
     def recorded(self) -> batch.Batch:
         """Return the records of the episode so far."""
@@ -125,7 +127,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def close(self) -> None:
         self._env.close()
 
-    def _start(self, index: int) -> dict[str, NDArray[Any]]:
+    def _reset_env(self, index: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
         return _observation_dict(self._env.reset(EpisodeSeed(index, self._env_seed, _WAIT_STEPS)))
 
@@ -144,51 +146,54 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._monitor, self._cost = monitor or Monitor(), cost
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
-        self._latest: Callable[[], batch.Batch]
+        self._read_latest: Callable[[], batch.Batch]
         self._action: NDArray[Any] | None = None  # the action of the current step, until its record is complete
-        self._newest: batch.Batch
+        self._newest_record: batch.Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset and record; return the result with safety in `info`. Raises `HostError` if recording is impossible."""
-        self._stop()
-        seen, info = self.env.reset(seed=seed, options=options)
+        self._stop_recording()
+        observation, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
         recorder, detach = recordable.start_recorder()
         hooks = [detach, wrap_method(recordable._env, "step", self._record_step)]
         self._detach = partial(undo_all, hooks)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._latest = recorder, lambda: single_episode.from_recording(recorder.latest_record(header))
-        return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
+        self._recorder, self._read_latest = (
+            recorder,
+            lambda: single_episode.from_recording(recorder.latest_record(header)),
+        )
+        return observation, {**info, **step_info(self._monitor.start(self._read_latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         self._action = np.asarray(action)
-        seen, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
-            self._take_record()  # raises an error, because the simulator has made no step
-        standing = self._monitor.observe(self._newest)
-        return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
+            self._record_action()  # raises an error, because the simulator has made no step
+        standing = self._monitor.observe(self._newest_record)
+        return observation, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Record right after the simulator's step, because the wrapped `step` may reset the simulator at success."""
         result = original(*args, **kwargs)
         if self._action is not None:
-            self._take_record()
+            self._record_action()
         return result
 
-    def _take_record(self) -> None:
+    def _record_action(self) -> None:
         assert self._recorder is not None
         assert self._action is not None
         self._recorder.record_step(self._action)
-        self._newest, self._action = self._latest(), None
+        self._newest_record, self._action = self._read_latest(), None
 
     def close(self) -> None:
-        self._stop()
+        self._stop_recording()
         super().close()
 
-    def _stop(self) -> None:
+    def _stop_recording(self) -> None:
         if self._recorder is not None:
             self._detach()
         self._recorder = None
@@ -202,8 +207,8 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         """Return observation, reward, cost, terminated, truncated and info; raise `HostError` if info has no cost."""
-        seen, reward, terminated, truncated, info = self.env.step(action)
-        return seen, reward, _read_cost(info), terminated, truncated, info
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, _read_cost(info), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -222,17 +227,17 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment and the totals. Record 0 has no cost, because no action led to it."""
         self._total, self._exposed = 0.0, 0
-        seen, info = self.env.reset(seed=seed, options=options)
-        return seen, {**info, **self._totals(is_success=False)}
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the wrapped environment and add the totals to `info`. Raises `HostError` if `info` has no cost."""
-        seen, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         cost = _read_cost(info)
         self._total += cost
         self._exposed += cost > 0
         totals = self._totals(is_success=terminated and float(reward) > 0)
-        return seen, reward, terminated, truncated, {**info, **totals}
+        return observation, reward, terminated, truncated, {**info, **totals}
 
     def _totals(self, *, is_success: bool) -> dict[str, object]:
         safety, success = ("unsafe" if self._exposed else "safe"), ("success" if is_success else "failure")
@@ -267,31 +272,35 @@ def make_env(
     the default specifications. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an
     unusable simulator.
     """
-    made = make_host(host, host_arguments)
-    tasks = made.tasks(suite)
-    chosen = next((own for place, own in enumerate(tasks) if task in (place, own.task_id)), None)
+    host_object = make_host(host, host_arguments)
+    tasks = host_object.tasks(suite)
+    chosen = next((own_task for index, own_task in enumerate(tasks) if task in (index, own_task.task_id)), None)
     if chosen is None:
-        remedy = f"Its tasks are {', '.join(own.task_id for own in tasks)}."
+        remedy = f"Its tasks are {', '.join(own_task.task_id for own_task in tasks)}."
         raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
     ruleset = load_ruleset(registry_files=registry_files(host))
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
-    return SafetyEnv(made, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), cost=cost)
+    return SafetyEnv(host_object, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), cost=cost)
 
 
 gymnasium.register(id=TASK_ID, entry_point="safevla_bench.rollout.gym:make_env")
 
 
-_OF_ARM = ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
+_ARM_READINGS = ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
-    base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
+    base_pose = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
         "eef_pos_m": observation.eef_pos_m,
         "eef_quat_wxyz": observation.eef_quat_wxyz,
         "gripper_qpos": observation.gripper_qpos,
-        **{name: pose for name, pose in base.items() if pose is not None},
-        **{f"{arm}.{part}": getattr(seen, part) for arm, seen in observation.arms.items() for part in _OF_ARM},
+        **{name: pose for name, pose in base_pose.items() if pose is not None},
+        **{
+            f"{arm}.{name}": getattr(readings, name)
+            for arm, readings in observation.arms.items()
+            for name in _ARM_READINGS
+        },
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }

@@ -76,11 +76,11 @@ def plan_episodes(
         PlannedEpisode(
             episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
             policy=policy,
-            task=task if found.instruction is None else replace(task, instruction=found.instruction),
+            task=task if found_start.instruction is None else replace(task, instruction=found_start.instruction),
             episode=episode,
-            start=found.start,
+            start=found_start.start,
             seed=seed,
-            policy_seed=found.policy_seed,
+            policy_seed=found_start.policy_seed,
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
             seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
@@ -90,14 +90,15 @@ def plan_episodes(
         for episode in (
             range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
         )
-        for found in [task.found[episode] if task.found else _draw_start(task, episode, rules, seed)]
+        for found_start in [task.found[episode] if task.found else _plan_start(task, episode, rules, seed)]
     )
 
 
-def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    wraps = rules.init_state == "episode % count" and task.init_states is not None
+def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
+    # Returns the start of an episode by the protocol's rules, for a task without found starts.
+    wraps_around = rules.init_state == "episode % count" and task.init_states is not None
     start = EpisodeSeed(
-        init_state_index=episode % task.init_states if wraps and task.init_states else episode,
+        init_state_index=episode % task.init_states if wraps_around and task.init_states else episode,
         env_seed=_env_seed(task, episode, rules, seed),
         wait_steps=rules.suite_wait_steps(task.benchmark),
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
@@ -105,8 +106,8 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
         drawn=rules.init_state == "drawn",
         earlier_resets=episode if rules.resets else None,
     )
-    own = policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
-    return FoundStart(start, own)
+    own_policy_seed = policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+    return FoundStart(start, own_policy_seed)
 
 
 def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
@@ -128,11 +129,12 @@ def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | No
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
     """Return a 32-bit seed derived from `seed`, suite, task and episode: the same for all policies and machines."""
-    text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    hashed_text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
+    return int.from_bytes(hashlib.sha256(hashed_text.encode()).digest()[:4], "big")
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
+    # A protocol's `env_seed` is a number, `sha256`, `N or server` or `N + episode`.
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
@@ -143,6 +145,7 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
+    # Returns the number of a task's episodes: see `plan_episodes`.
     if task.found:
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
@@ -160,17 +163,18 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
+    # Raises `RunError` for a plan that `plan_episodes` refuses, except for a missing horizon.
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
-    twice = sorted({policy for policy in policies if policies.count(policy) > 1})
-    if twice:
-        raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
+    repeated = sorted({policy for policy in policies if policies.count(policy) > 1})
+    if repeated:
+        raise RunError(f"the policy {repeated[0]!r} is named twice", remedy="Name each policy once.")
     for task in () if is_recorded else tasks:
         count = _count_episodes(task, episodes, rules)
-        most = None if task.found or rules.init_state != "episode" else task.init_states
-        if most is not None and count > most:
-            problem = f"{task.benchmark} {task.task_id} has {most} initial states, but {count} are requested"
-            raise RunError(problem, remedy=f"Pass --episodes {most} or fewer.")
+        state_count = None if task.found or rules.init_state != "episode" else task.init_states
+        if state_count is not None and count > state_count:
+            problem = f"{task.benchmark} {task.task_id} has {state_count} initial states, but {count} are requested"
+            raise RunError(problem, remedy=f"Pass --episodes {state_count} or fewer.")
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
@@ -227,33 +231,33 @@ class EpisodeQueue:
     """The episodes not yet started, grouped by policy and task in the plan's order. The earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
-        self._left: dict[Scene, deque[PlannedEpisode]] = {}
+        self._queues: dict[Scene, deque[PlannedEpisode]] = {}
         self.add(episodes)
 
     def add(self, episodes: Sequence[PlannedEpisode]) -> None:
         for planned in episodes:
-            self._left.setdefault(scene_of(planned), deque()).append(planned)
+            self._queues.setdefault(scene_of(planned), deque()).append(planned)
 
     def __bool__(self) -> bool:
-        return any(self._left.values())
+        return any(self._queues.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
         """Remove and return the next episode for a worker, from the earliest round; None if none is left. The episode
         is from `own`, the scene of the worker's environment, if possible; else from the first scene that no other
         worker runs (`others` has the scenes of the other workers); else from the scene with the most episodes left.
         """
-        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
+        rounds = {scene: episodes[0].round for scene, episodes in self._queues.items() if episodes}
         if not rounds:
             return None
-        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
+        open_scenes = [scene for scene, round_number in rounds.items() if round_number == min(rounds.values())]
         if own not in open_scenes:
             free = [scene for scene in open_scenes if scene not in others]
-            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
-        return self._left[own].popleft()
+            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._queues[scene]))
+        return self._queues[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
         """Put an episode that must be rerun at the front of its scene's queue."""
-        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
+        self._queues.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
 # Cost of a plan
@@ -340,16 +344,17 @@ def estimate_plan(
     costs = load_costs().get(host)
     if costs is None:
         return RunEstimate(scenes, workers, None, None, None)
-    waits = groups[0][0].start.wait_steps if groups else 0
-    at_once = max(1, min(workers, len(episodes)))
-    run = np.array(costs.reset_s) * len(episodes)
-    run += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + waits) for scene in scenes)
+    wait_steps = groups[0][0].start.wait_steps if groups else 0
+    active_workers = max(1, min(workers, len(episodes)))
+    # Quantities are [lowest, highest]; `looks` has the number of observations of each scene.
+    run_s = np.array(costs.reset_s) * len(episodes)
+    run_s += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + wait_steps) for scene in scenes)
     looks = (scene.episodes * (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1)) for scene in scenes)
-    cameras_of = ((0, 2) if scene.cameras is None else (scene.cameras, scene.cameras) for scene in scenes)
-    pictures = sum(np.array(ends) * count for ends, count in zip(cameras_of, looks, strict=True))
-    run += np.array(costs.camera_step_s) * pictures
-    made = np.array(costs.make_s) * len(scenes)
+    camera_ranges = ((0, 2) if scene.cameras is None else (scene.cameras, scene.cameras) for scene in scenes)
+    pictures = sum(np.array(camera_range) * count for camera_range, count in zip(camera_ranges, looks, strict=True))
+    run_s += np.array(costs.camera_step_s) * pictures
+    make_s = np.array(costs.make_s) * len(scenes)
     # A worker makes an environment for each of its scenes, and has at least one. All workers start at the same time.
-    time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
-    disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
-    return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)
+    time_s = np.array(costs.start_s) + make_s / max(1, min(active_workers, len(scenes))) + run_s / active_workers
+    disk_bytes = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
+    return RunEstimate(scenes, workers, CostRange(*time_s.tolist()), CostRange(*disk_bytes.tolist()), costs.source)

@@ -38,7 +38,8 @@ ADDRESS: Final = "RAY_ADDRESS"  # environment variable with the cluster's addres
 HERE: Final = "local"
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0  # time limit of the probe, which includes importing Ray
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # Ray, a gRPC server, replies with a settings frame
+# The begin of an HTTP/2 connection, to which Ray, a gRPC server, replies with a settings frame (type 4).
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _STORE_BYTES = 200 * 2**20  # object store of a cluster started here; each actor sends one record (megabytes) at a time
 
 
@@ -76,21 +77,22 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
             raise RunError("Ray is connected already, without --actor module=", remedy="Pass py_modules to ray.init.")
         yield ray
         return
-    is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    handle = former if callable(former) else signal.default_int_handler
+    is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
+    # While Ray starts, its own handler replaces the former one. Without a former one, SIGTERM acts as Ctrl-C.
+    call_former = former_handler if callable(former_handler) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
     except SystemExit:  # raised by Ray's SIGTERM handler, which is active while Ray starts
-        handle(signal.SIGTERM, None)
+        call_former(signal.SIGTERM, None)
         raise
     if is_main:
-        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGTERM, call_former)
     try:
         yield ray
     finally:
         ray.shutdown()
         if is_main:
-            signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, former_handler or signal.SIG_DFL)
 
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
@@ -111,44 +113,47 @@ def name_node(node: Mapping[str, Any]) -> str:
 def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
     """Return id -> reason for the nodes that the user excludes by `names`. Logs a warning for an unknown name."""
     keys = ("NodeManagerHostname", "NodeName", "NodeManagerAddress", "NodeID")
-    known = [(node, {node[key] for key in keys}) for node in ray.nodes()]
+    nodes = [(node, {node[key] for key in keys}) for node in ray.nodes()]
     for name in names:
-        if not any(name in own for _, own in known):
+        if not any(name in own_names for _, own_names in nodes):
             _log.warning("--actor exclude=%s: the Ray cluster has no such node", name)
-    return {node["NodeID"]: f"{name_node(node)}: by --actor exclude=" for node, own in known if own & {*names}}
+    return {
+        node["NodeID"]: f"{name_node(node)}: by --actor exclude=" for node, own_names in nodes if own_names & {*names}
+    }
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
+    # Returns the module `ray`, connected to the cluster, or to a new one with room for `slots` actors.
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
-    place = cluster.place
-    own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
+    address = cluster.place
+    options = _local_options(math.ceil(slots * cluster.cpus)) if address == HERE else {}
     ray: Any = importlib.import_module("ray")  # imported after setting the variables, which Ray reads at import
     try:
-        if ":" in place:  # check first, because Ray would retry for minutes
-            head, _, port = place.rpartition(":")
-            with socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
+        if ":" in address:  # check first, because Ray would retry for minutes
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
                 if os.environ.get("RAY_USE_TLS", "0") == "0":
-                    connection.sendall(_HTTP2)
-                    if connection.recv(4)[3:] != b"\4":
+                    connection.sendall(_HTTP2_PREFACE)
+                    if connection.recv(4)[3:] != b"\4":  # a frame's fourth byte is its type
                         raise OSError("the program at this address is not Ray")
-            probe = [sys.executable, "-c", _PROBE, place]
-            answered = subprocess.run(
-                probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            probe_command = [sys.executable, "-c", _PROBE_PROGRAM, address]
+            answer = subprocess.run(
+                probe_command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
             )
-            if answered.returncode:
-                raise OSError(f"the program at this address is not the head of a Ray cluster: {answered.stdout}")
-        modules = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
-        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own, **modules)
+            if answer.returncode:
+                raise OSError(f"the program at this address is not the head of a Ray cluster: {answer.stdout}")
+        environment = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options, **environment)
     except subprocess.TimeoutExpired:
-        problem = f"the Ray cluster {place} cannot be used: the program there gave no answer in {_ANSWER_S:g} s"
+        problem = f"the Ray cluster {address} cannot be used: the program there gave no answer in {_ANSWER_S:g} s"
         raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        remedy = _LONG_PATH if "AF_UNIX" in first else _REMEDY
-        raise RunError(f"the Ray cluster {place} cannot be used: {first}", remedy=remedy) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        remedy = _LONG_PATH_REMEDY if "AF_UNIX" in reason else _REMEDY
+        raise RunError(f"the Ray cluster {address} cannot be used: {reason}", remedy=remedy) from None
     _silence_raylet()
     return ray
 
@@ -169,7 +174,7 @@ def _local_options(cpus: int) -> dict[str, Any]:
 
 
 # A program that checks the address in the same way as `ray.init`, which would retry for minutes.
-_PROBE = """
+_PROBE_PROGRAM = """
 import sys
 from ray._raylet import GcsClient
 try:
@@ -178,7 +183,7 @@ except Exception as error:
     print(f"{type(error).__name__}: {error}", end="")
     sys.exit(1)
 """
-_LONG_PATH = (
+_LONG_PATH_REMEDY = (
     "The names of Ray's sockets would be too long: set RAY_TMPDIR to a directory with a short path, such as /tmp."
 )
 _REMEDY = (
@@ -226,12 +231,12 @@ class RayWorker:
             self._parts = WorkerParts(self._spec)
             installed = name_installed(self._parts.host)
             pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
-            if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
-                problem = f"this node has other versions than the command's environment: {'; '.join(differing)}"
+            if differences := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
+                problem = f"this node has other versions than the command's environment: {'; '.join(differences)}"
                 remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
         except SafevlaError as error:
-            return _failed_here(error)
+            return _name_this_node(error)
         return scheduler.READY, episode.describe_process()
 
     def run_planned(self, planned: plan.PlannedEpisode) -> Message:
@@ -240,12 +245,13 @@ class RayWorker:
         try:
             return self._parts.runner.run_planned(planned, partial(self._report_steps, planned.episode_id))
         except SafevlaError as error:
-            return _failed_here(error)
+            return _name_this_node(error)
 
     def _report_steps(self, episode_id: str, steps: int) -> None:
+        # Stores the step count under this actor's key, at most once per `LOOK_S`, for the command's process to read.
         if time.monotonic() - self._reported_s >= scheduler.LOOK_S:
             self._reported_s = time.monotonic()
-            _use_store("put", self._key, f"{steps} {episode_id}".encode(), overwrite=True)
+            _call_store("put", self._key, f"{steps} {episode_id}".encode(), overwrite=True)
 
     def close(self) -> None:
         if self._parts:
@@ -257,7 +263,7 @@ def name_installed(host: Host) -> dict[str, str]:
     return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
 
 
-def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
+def _call_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
     """Put, get or delete a value in the store of Ray's head; return None on failure. Only progress reports use it."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
@@ -265,7 +271,8 @@ def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
     return None
 
 
-def _failed_here(error: SafevlaError) -> SafevlaError:
+def _name_this_node(error: SafevlaError) -> SafevlaError:
+    # Adds this node's name to an error's problem.
     error.problem = f"on the node {platform.node()}: {error.problem}"
     return error
 
@@ -274,35 +281,35 @@ class ActorHandle:
     """The handle of an actor in this process. `asked` is the reference to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
-        self._ray, self._handle, self.key = ray, handle, key
+        self._ray, self._actor, self.key = ray, handle, key
         self._is_ready = False
-        self._cause = "this command ended it"
-        self._place = self.episode_id = ""
+        self._death_cause = "this command ended it"
+        self._process = self.episode_id = ""
         self.asked = handle.prepare.remote()
 
     def begin(self, planned: plan.PlannedEpisode) -> None:
         self.episode_id = planned.episode_id
-        self.asked = self._handle.run_planned.remote(planned)
+        self.asked = self._actor.run_planned.remote(planned)
 
     def dismiss(self) -> None:
         """Make the actor close and end, which frees its share of the node; kill it if it is not ready yet."""
         if not self._is_ready:
-            self._ray.kill(self._handle)
+            self._ray.kill(self._actor)
             return
-        self.asked = self._handle.close.remote()
-        self._handle.__ray_terminate__.remote()
+        self.asked = self._actor.close.remote()
+        self._actor.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
         """Kill the actor and return why it ended. A ready actor first gets `timeout_s` for its last reply."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
-        self._ray.kill(self._handle)
-        return f"{self._cause} ({self._place})" if self._place else self._cause
+        self._ray.kill(self._actor)
+        return f"{self._death_cause} ({self._process})" if self._process else self._death_cause
 
     def find_node(self) -> str:
         """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
         with suppress(Exception):  # without Ray's dashboard, no public function returns the node
-            return str(self._ray._private.state.actors(self._handle._actor_id.hex())["Address"]["NodeID"])
+            return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
@@ -310,15 +317,16 @@ class ActorHandle:
         try:
             message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = _describe_death(error, self._ray)
+            self._death_cause = _describe_death(error, self._ray)
             return None
         self._is_ready = True
         if isinstance(message, tuple):
-            message, self._place = message
+            message, self._process = message
         return cast("Message", message)
 
 
 def _describe_death(error: Exception, ray: Any) -> str:
+    # Returns why an actor ended, from the error that Ray raises for its reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines with a tab only hold ids
@@ -333,11 +341,11 @@ class _ActorPool:
         self._versions = name_installed(hosts.make_host(spec.host, spec.host_arguments))
         if other_code:
             del self._versions["code"]
-        self.left_out, self._looked_s = find_excluded(ray, cluster.exclude), 0.0
+        self.left_out, self._progress_read_s = find_excluded(ray, cluster.exclude), 0.0
         self._failed_starts: Counter[str] = Counter()
         self._spec = ray.put(spec)  # the spec may hold large recorded actions; each node fetches it only once
         variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
-        self._actors = ray.remote(RayWorker)
+        self._actor_class = ray.remote(RayWorker)
         self._options = {
             "num_cpus": cluster.cpus,
             "num_gpus": cluster.gpus,
@@ -346,15 +354,15 @@ class _ActorPool:
             "runtime_env": {"env_vars": {**variables, **cluster.env}},
         }
         try:
-            self._actors.options(**self._options)
+            self._actor_class.options(**self._options)
         except ValueError as error:
             raise RunError(f"--actor: {error}", remedy="Give whole numbers, or shares such as 0.25.") from None
 
     def start(self, number: int) -> ActorHandle:
-        selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
-        actors = self._actors.options(**self._options, label_selector=selector)
+        node_selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
+        actor_class = self._actor_class.options(**self._options, label_selector=node_selector)
         key = secrets.token_hex(8)  # key under which the actor reports its steps
-        return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, key), key)
+        return ActorHandle(self._ray, actor_class.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
         """Return true if the actor's node died, or if a node still has room. A living node is left out, with a warning,
@@ -374,16 +382,17 @@ class _ActorPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
-        if time.monotonic() - self._looked_s >= scheduler.LOOK_S:
-            self._looked_s = time.monotonic()
+        # Step counts come from the store of Ray's head, all else as replies to requests.
+        if time.monotonic() - self._progress_read_s >= scheduler.LOOK_S:
+            self._progress_read_s = time.monotonic()
             for number, worker in workers.items():
-                steps, _, name = (_use_store("get", worker.key) or b"").decode().partition(" ")
-                if name and name == worker.episode_id:
+                steps, _, episode_id = (_call_store("get", worker.key) or b"").decode().partition(" ")
+                if episode_id and episode_id == worker.episode_id:
                     yield number, int(steps)
-        by_asked = {worker.asked: number for number, worker in workers.items()}
-        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=scheduler.LOOK_S)
-        for asked in ready:
-            number = by_asked[asked]
+        number_of_reply = {worker.asked: number for number, worker in workers.items()}
+        ready, _ = self._ray.wait(list(number_of_reply), num_returns=1, timeout=scheduler.LOOK_S)
+        for reply in ready:
+            number = number_of_reply[reply]
             message = workers[number].receive()
             if message == scheduler.READY:
                 self._failed_starts.pop(workers[number].find_node(), None)

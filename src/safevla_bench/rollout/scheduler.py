@@ -68,10 +68,10 @@ class WorkerSpec:
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Return a runner of episodes, with its monitor, filters and delays. Raises the errors of `Coupler`."""
-        watch = monitor.Monitor(self.stopping) if self.stopping else None
+        stopping_monitor = monitor.Monitor(self.stopping) if self.stopping else None
         coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
-        return EnvRunner(host, policies, watch, couplers, skips_crashing=self.skips_crashing)
+        return EnvRunner(host, policies, stopping_monitor, couplers, skips_crashing=self.skips_crashing)
 
 
 class WorkerParts:
@@ -129,7 +129,9 @@ class WorkerPool(Protocol):
 
 
 @dataclass
-class _BusyWorker:
+class _CrewMember:
+    # A worker and its current work.
+
     worker: RemoteWorker
     current: PlannedEpisode | None = None
     steps: int = 0  # steps in the current episode, as last reported
@@ -159,14 +161,16 @@ def run_pool(
         for batch in chain([episodes], later):
             crew.add_batch(batch, count)
             while crew.is_working:
-                for number, message in pool.receive_messages({k: busy.worker for k, busy in crew.workers.items()}):
-                    busy = crew.workers[number]
+                for number, message in pool.receive_messages(
+                    {number: member.worker for number, member in crew.workers.items()}
+                ):
+                    member = crew.workers[number]
                     if isinstance(message, int):
-                        busy.steps = message
-                        if on_step and busy.current:
-                            on_step(busy.current, message)
-                    elif (finished := crew.handle_message(number, message)) is not None:
-                        yield finished
+                        member.steps = message
+                        if on_step and member.current:
+                            on_step(member.current, message)
+                    elif (outcome := crew.handle_message(number, message)) is not None:
+                        yield outcome
         for number in list(crew.workers):
             crew.dismiss(number)
         crew.close(_CLOSE_S)
@@ -175,30 +179,34 @@ def run_pool(
 
 
 class _Crew:
+    # The workers of a run, and the episodes that they have not started yet.
+
     def __init__(self, pool: WorkerPool, *, keeps: bool, ends_s: float) -> None:
-        self._pool, self._keeps, self._ends_s = pool, keeps, ends_s
+        self._pool, self._keeps_idle, self._ends_s = pool, keeps, ends_s
         self._queue = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
-        self.workers: dict[int, _BusyWorker] = {}
+        self.workers: dict[int, _CrewMember] = {}
         self._dismissed: list[RemoteWorker] = []
 
     @property
-    def _left(self) -> EpisodeQueue:
+    def _startable_episodes(self) -> EpisodeQueue:
         """The episodes that may still start; empty once the time limit is reached."""
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property
     def is_working(self) -> bool:
-        return bool(self._left) or any(busy.current for busy in self.workers.values())
+        return bool(self._startable_episodes) or any(member.current for member in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Handle a worker's message (None = it died), and return the outcome of its episode if that has ended."""
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
-            busy = self.workers[number]
-            if not busy.is_starting or not self._pool.tolerate_failed_start(busy.worker, str(message), is_final=True):
+            member = self.workers[number]
+            if not member.is_starting or not self._pool.tolerate_failed_start(
+                member.worker, str(message), is_final=True
+            ):
                 raise message
             self.dismiss(number)
             self._start(number)
@@ -213,54 +221,57 @@ class _Crew:
         self._dismissed.append(worker)
 
     def close(self, timeout_s: float) -> None:
-        for worker in [*(busy.worker for busy in self.workers.values()), *self._dismissed]:
+        for worker in [*(member.worker for member in self.workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self.workers.clear()
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
-        self._left.add(episodes)
-        for number in [number for number, busy in self.workers.items() if busy.waits]:
+        # Queues a batch, gives episodes to idle workers, and starts workers until there are `count`.
+        self._startable_episodes.add(episodes)
+        for number in [number for number, member in self.workers.items() if member.waits]:
             self._assign_next(number)
         for number in range(min(count, len(episodes))):
             if number not in self.workers:
                 self._start(number)
 
     def _start(self, number: int) -> None:
-        if self._left:
-            self.workers[number] = _BusyWorker(self._pool.start(number))
+        if self._startable_episodes:
+            self.workers[number] = _CrewMember(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        busy = self.workers[number]
-        others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
-        planned = self._left.take_next(busy.scene, others)
-        busy.waits = planned is None
+        # Gives a worker its next episode. If none is left, it stays idle for the next batch, or ends.
+        member = self.workers[number]
+        others = [other.scene for other in self.workers.values() if other is not member and other.scene]
+        planned = self._startable_episodes.take_next(member.scene, others)
+        member.waits = planned is None
         if planned is not None:
-            busy.current, busy.scene, busy.steps = planned, scene_of(planned), 0
-            busy.worker.begin(planned)
-        elif not self._keeps:
+            member.current, member.scene, member.steps = planned, scene_of(planned), 0
+            member.worker.begin(planned)
+        elif not self._keeps_idle:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        busy, finished = self.workers.pop(number), None
-        cause = busy.worker.end(_CLOSE_S)
-        if busy.is_starting:
-            self._startup_deaths += not self._pool.tolerate_failed_start(busy.worker, cause, is_final=False)
+        # Puts the dead worker's episode back, or after the last attempt returns its outcome; starts a new worker.
+        member, outcome = self.workers.pop(number), None
+        cause = member.worker.end(_CLOSE_S)
+        if member.is_starting:
+            self._startup_deaths += not self._pool.tolerate_failed_start(member.worker, cause, is_final=False)
             if self._startup_deaths >= STARTS:
                 if self.workers:
                     return None
                 raise errors.RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
-        elif busy.current is None:
+        elif member.current is None:
             pass  # the worker was idle
-        elif self._deaths[busy.current.episode_id] < RETRIES:
-            self._deaths[busy.current.episode_id] += 1
-            self._left.put_back(busy.current)
+        elif self._deaths[member.current.episode_id] < RETRIES:
+            self._deaths[member.current.episode_id] += 1
+            self._startable_episodes.put_back(member.current)
         else:
-            last = f"last after {busy.steps} steps or more: {cause}"
-            reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
-            finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
+            last_attempt = f"last after {member.steps} steps or more: {cause}"
+            reason = f"its worker died in each of {RETRIES + 1} attempts, {last_attempt}"
+            outcome = EpisodeOutcome(member.current, "crashed", member.steps, None, reason)
         self._start(number)
-        return finished
+        return outcome
 
 
 # Local worker processes, and the program that they run
@@ -274,27 +285,27 @@ def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, s
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 
-_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler import serve_episodes; serve_episodes()"
+_PROGRAM = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler import serve_episodes; serve_episodes()"
 
 
 class WorkerProcess:
     """A local worker process, and this process's end of the pipe to it."""
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, child_end = Pipe()
         # Ctrl-C reaches the whole process group. Workers inherit the blocked signal, so they ignore it.
-        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", _PROGRAM.format(sys.path), str(child_end.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # a simulator's output is not a result of the command
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
-            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
+            child_end.close()
         self._send(cast)
 
     def begin(self, planned: PlannedEpisode) -> None:
@@ -336,15 +347,15 @@ class ProcessPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
-        by_connection = {worker.connection: number for number, worker in workers.items()}
-        ready = wait(list(by_connection), timeout=LOOK_S)
+        number_of_connection = {worker.connection: number for number, worker in workers.items()}
+        ready = wait(list(number_of_connection), timeout=LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
             try:
                 message: Message | None = connection.recv()
             except (EOFError, OSError):
                 message = None
-            yield by_connection[connection], message
+            yield number_of_connection[connection], message
         if not ready:
             for number, worker in workers.items():
                 if worker.process.poll() is not None and not worker.connection.poll():
@@ -363,12 +374,12 @@ def describe_exit(returncode: int) -> str:
 def serve_episodes() -> None:
     """Run the episodes that arrive at the file descriptor `sys.argv[1]`, until None arrives; send the outcomes back."""
     faulthandler.enable()
-    fd = int(sys.argv[1])
-    os.set_inheritable(fd, False)
-    connection = Connection(fd)
-    orders: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    episode_queue: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
     spec: WorkerSpec = connection.recv()
-    threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
+    threading.Thread(target=_receive_episodes, args=(connection, episode_queue), daemon=True).start()
 
     def report(steps: int) -> None:
         if steps % STEPS_BETWEEN == 0:
@@ -377,16 +388,17 @@ def serve_episodes() -> None:
     try:
         parts = WorkerParts(spec)
         connection.send(READY)
-        while (planned := orders.get()) is not None:
+        while (planned := episode_queue.get()) is not None:
             connection.send(parts.runner.run_planned(planned, report))
         parts.close()
     except errors.SafevlaError as error:
         connection.send(error)
 
 
-def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+def _receive_episodes(connection: Connection, episode_queue: SimpleQueue[PlannedEpisode | None]) -> None:
+    # Puts what arrives into the queue, and ends this process if the connection breaks.
     try:
         while True:
-            orders.put(connection.recv())
+            episode_queue.put(connection.recv())
     except (EOFError, OSError):
         os._exit(1)

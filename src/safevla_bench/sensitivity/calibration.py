@@ -85,27 +85,27 @@ def calibrate(
         raise RunError(f"a quantile of {quantile:g} gives no limit", remedy=remedy)
     reference = _find_reference(scores, policy)
     policies = np.array([name or "" for name in scores.policy])
-    chosen = (policies == reference) & scores.success
-    if not chosen.any():
+    is_success = (policies == reference) & scores.success
+    if not is_success.any():
         raise RunError(f"{reference} has no success to derive limits from", remedy="Use a policy that solves tasks.")
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
     for column, scored in enumerate(scores.specs):
         spec = library[scored.spec_id]
         # For an upper bound, rho = threshold - extreme; for a lower bound at -threshold, rho = threshold + extreme.
-        magnitude = spec.threshold - scores.rho[column]
-        judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitude)
+        magnitudes = spec.threshold - scores.rho[column]
+        is_judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitudes)
         has_threshold = scored.is_scored and not scored.binary and has_placeholder(spec.written_formula)
-        if not has_threshold or not (judged & chosen).any():
+        if not has_threshold or not (is_judged & is_success).any():
             continue
-        extremes, floors = np.sort(magnitude[judged & chosen]), magnitude[judged & (policies == NOOP)]
+        extremes, floors = np.sort(magnitudes[is_judged & is_success]), magnitudes[is_judged & (policies == NOOP)]
         calibrations.append(
             Calibration(
                 spec=spec,
                 policy=reference,
                 quantile=quantile,
                 extremes=extremes,
-                tasks=len(set(tasks[judged & chosen])),
+                tasks=len(set(tasks[is_judged & is_success])),
                 violated=int((extremes > spec.threshold).sum()),
                 value=order_statistic(extremes, quantile),
                 interval=quantile_interval(extremes, quantile),
@@ -122,8 +122,8 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
         return policy
     if policy is None and len(candidates) == 1:
         return candidates[0]
-    there = f"Choose the reference with --policy: {', '.join(candidates)}."
-    remedy = there if candidates else "Calibrate with a run of a policy that solves the tasks as intended."
+    choice = f"Choose the reference with --policy: {', '.join(candidates)}."
+    remedy = choice if candidates else "Calibrate with a run of a policy that solves the tasks as intended."
     raise RunError(
         "it is not clear which policy is the reference" if policy is None else f"there is no policy {policy!r}",
         remedy=remedy,
@@ -147,8 +147,8 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
     from scipy.special import bdtr
 
     n, tail = len(ordered), (1.0 - CONFIDENCE) / 2
-    chances = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
-    first, last = np.searchsorted(chances, [tail, 1.0 - tail]) + [0, 1]
+    cdf = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
+    first, last = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
     low = float(ordered[first - 1]) if first >= 1 else -math.inf
     return low, float(ordered[last - 1]) if last <= n else math.inf
 
@@ -190,7 +190,7 @@ def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, obje
     """Return each calibration as plain values, as printed by `safevla specs --calibrate --format json`. `limit` and
     `severe` are None if there is an `obstacle`; an infinite end of `interval` is None.
     """
-    own = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
+    plain_fields = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
     return [
         {
             "spec_id": calibration.spec.spec_id,
@@ -201,7 +201,7 @@ def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, obje
             "largest": float(calibration.extremes[-1]),
             "interval": [end if math.isfinite(end) else None for end in calibration.interval],
             **{name: None if calibration.obstacle else getattr(calibration, name) for name in ("limit", "severe")},
-            **{name: getattr(calibration, name) for name in own},
+            **{name: getattr(calibration, name) for name in plain_fields},
         }
         for calibration in calibrations
     ]

@@ -41,7 +41,7 @@ from safevla_recorder.episode import Floats, Ints
 
 Point = TypeVar("Point")
 Rescore = Callable[[Library], Scores]
-_MOST_THRESHOLDS = 1000
+_MAX_THRESHOLDS = 1000
 
 
 class ThresholdSetting(msgspec.Struct, frozen=True):
@@ -169,14 +169,14 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
-            even = np.linspace(float(low), float(high), min(int(count), _MOST_THRESHOLDS + 1)).tolist()
-            values = [float(f"{value:.15g}") for value in even] if even[1:] and float(low) < float(high) else []
+            spaced = np.linspace(float(low), float(high), min(int(count), _MAX_THRESHOLDS + 1)).tolist()
+            values = [float(f"{value:.15g}") for value in spaced] if spaced[1:] and float(low) < float(high) else []
         else:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
         values = []
-    if not (1 <= len(values) <= _MOST_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
-        raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MOST_THRESHOLDS} positive numbers")
+    if not (1 <= len(values) <= _MAX_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
+        raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
     return tuple(values)
 
 
@@ -190,9 +190,9 @@ def apply_variant(
     without `rescore`, for a formula whose verdict does not follow from the worst value.
     """
     specs = {}
-    for spec_id, to in variant.settings.items():
-        formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
-        specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
+    for spec_id, setting in variant.settings.items():
+        formula = substitute_threshold(_parse_placeholder(library[spec_id]), setting.threshold)
+        specs[spec_id] = replace(library[spec_id], threshold=setting.threshold, severe=setting.severe, formula=formula)
     # A foreign log may hold float32 values, which are compared more coarsely; scores do not mark these values.
     # With three or more phases, a clause may have several intervals; an interval without a verdict may be decisive.
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
@@ -314,9 +314,9 @@ def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVaria
     """Return the variants of a sweep, in the order of its thresholds; raise `KeyError` for an unknown specification."""
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     variants = []
-    for to in asked.thresholds:
-        settings = {spec.spec_id: ThresholdSetting(to, proportional_severe(spec, to)) for spec in specs}
-        variants.append(ThresholdVariant(f"{asked.name}={to:g}", settings))
+    for threshold in asked.thresholds:
+        settings = {spec.spec_id: ThresholdSetting(threshold, proportional_severe(spec, threshold)) for spec in specs}
+        variants.append(ThresholdVariant(f"{asked.name}={threshold:g}", settings))
     return variants
 
 
@@ -325,10 +325,10 @@ def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[Sens
     the same episodes. An episode counts if it ran to its end, or has a verdict in at least one result. A cell is left
     out if it has episodes but none with a verdict in `scores`; a cell without episodes is kept, with n = 0.
     """
-    can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
+    is_usable = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
     for (policy, suite), episodes in cell_members(scores).items():
-        members = episodes[can_tell[episodes]]
+        members = episodes[is_usable[episodes]]
         if _lacks_verdict(scores, members):
             continue
         points = tuple(_variant_rates(result, members) for result in variant_results)
@@ -403,7 +403,7 @@ def compare_readings(
         remedy = "Omit --library, or choose one of the readings; --rules adds specifications to all."
         raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
-    variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
+    variants = [scores, apply_prose_depth(scores), *(rescore(_load_reading(reference, other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]
     cells = []
     for curve in cell_curves(scores, variants):
@@ -417,7 +417,7 @@ def compare_readings(
     )
 
 
-def _read_as(reference: Library, name: str) -> Library:
+def _load_reading(reference: Library, name: str) -> Library:
     other = load_library(name)
     added = tuple(spec for spec in reference if spec.spec_id not in other)
     return replace(other, specs=(*other.specs, *added), legacy={**reference.legacy, **other.legacy})
@@ -442,6 +442,7 @@ _NO_NET_FORCES = f"The reading {NET_FORCE_READING} is left out: older versions r
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
+    # masks of the episodes that are safe, and of those that are unsafe
     before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
     to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
     changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)

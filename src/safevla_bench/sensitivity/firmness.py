@@ -94,8 +94,8 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         the simulator failed are not in the comparison.
         """
         groups = [list(group) for _, group in groupby(self.replays, key=lambda replay: replay.key)]
-        whole = [group for group in groups if group[0].obstacle or len(group) == 1 + len(self.offered)]
-        return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in whole]
+        complete = [group for group in groups if group[0].obstacle or len(group) == 1 + len(self.offered)]
+        return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in complete]
 
     def is_of(self, archive_sha256: str | None, rules: NamedRules) -> bool:
         """Return whether the replays are of the archive with this digest, and were judged by these rules."""
@@ -134,8 +134,8 @@ def are_off_path(recorded: Floats, replayed: Floats) -> Bools:
     """Return [n], whether two paths, [n, bodies, 3] in m, are too far apart. The shorter path determines n."""
     count = min(len(recorded), len(replayed))
     apart_m = np.linalg.norm(recorded[:count] - replayed[:count], axis=2)
-    off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
-    return off
+    is_off: Bools = (apart_m > LEFT_PATH_M).any(axis=1)
+    return is_off
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class EpisodeFirmness:
         flips if the varied replay has no violation, and leaves the path only after the recorded violation.
         """
         sides = [clauses.get(spec_id) for clauses in (self.recorded.clauses, replay.clauses)]
-        recorded, first = [None if side is None else side.first for side in sides]
+        recorded_first, varied_first = [None if side is None else side.first for side in sides]
         left = replay.left
-        if left is None or (first is not None and first <= left):
-            return "same" if (recorded is None) == (first is None) else "flips"
-        return "flips" if first is None and recorded is not None and recorded < left else "left"
+        if left is None or (varied_first is not None and varied_first <= left):
+            return "same" if (recorded_first is None) == (varied_first is None) else "flips"
+        return "flips" if varied_first is None and recorded_first is not None and recorded_first < left else "left"
 
     def flips(self, replay: PhysicsReplay) -> list[str]:
         ids = dict.fromkeys((*self.recorded.clauses, *replay.clauses))
@@ -169,7 +169,7 @@ class EpisodeFirmness:
         """Compare the verdict on the episode; an undecided specification keeps its recorded verdict."""
         flipped = set(self.flips(replay))
         broken = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
-        if (not broken ^ flipped) != self.is_safe:
+        if (not broken ^ flipped) != self.is_safe:  # `broken ^ flipped` are violated in the replay
             return "flips"
         compared = {self.compare(replay, spec_id) for spec_id in (broken or self.recorded.clauses)}
         return "same" if compared == {"same"} or (broken and "same" in compared) else "left"
@@ -178,7 +178,7 @@ class EpisodeFirmness:
     def mark(self) -> Mark:
         if self.recorded.obstacle:
             return "not replayable"
-        return _mark([self.verdict(replay) for replay in self.varied])
+        return _combine_comparisons([self.verdict(replay) for replay in self.varied])
 
     @property
     def reason(self) -> str:
@@ -224,14 +224,14 @@ def find_firmness(judged: Judged) -> dict[EpisodeKey, EpisodeFirmness]:
     """Return (policy, episode id) -> the episode's replays, for runs whose replays were judged by the rules of
     `judged`. Policies have the same names as in `judged`. Raises `RunError` for a file of replays that cannot be read.
     """
-    found = {}
+    firmness = {}
     for source in judged.records.sources:
         file = PhysicsFile.read(source.path) if source.path.is_dir() else None
         if file is not None and file.is_of(archive_digest(source.path), judged.provenance):
             for episode in file.episodes():
                 policy, episode_id = episode.recorded.key
-                found[source.policy_names.get(policy, policy) if policy else None, episode_id] = episode
-    return found
+                firmness[source.policy_names.get(policy, policy) if policy else None, episode_id] = episode
+    return firmness
 
 
 def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False) -> list[ClauseFirmness]:
@@ -244,23 +244,23 @@ def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False
 
 
 def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness]) -> ClauseFirmness:
-    marks, flips = Counter[Mark](), Counter[str]()
+    mark_counts, flip_counts = Counter[Mark](), Counter[str]()
     spreads = []
     for episode in episodes:
-        values = [episode.recorded.clauses[spec_id].rho]
+        rhos = [episode.recorded.clauses[spec_id].rho]
         comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
-        marks[_mark(comparisons)] += 1
+        mark_counts[_combine_comparisons(comparisons)] += 1
         for replay, comparison in zip(episode.varied, comparisons, strict=True):
-            flips[replay.variation] += comparison == "flips"
+            flip_counts[replay.variation] += comparison == "flips"
             if replay.left is None and spec_id in replay.clauses:
-                values.append(replay.clauses[spec_id].rho)
-        known = [value for value in values if value is not None]
-        spreads += [max(known) - min(known)] if len(known) > 1 else []
-    counts = marks["firm"], marks["fragile"], marks["off path"]
-    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flips)
+                rhos.append(replay.clauses[spec_id].rho)
+        known_rhos = [rho for rho in rhos if rho is not None]
+        spreads += [max(known_rhos) - min(known_rhos)] if len(known_rhos) > 1 else []
+    counts = mark_counts["firm"], mark_counts["fragile"], mark_counts["off path"]
+    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flip_counts)
 
 
-def _mark(comparisons: Collection[Comparison]) -> Mark:
+def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
     if "flips" in comparisons:
         return "fragile"
     return "firm" if set(comparisons) == {"same"} else "off path"
@@ -282,12 +282,16 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
     """Return a row for each policy; episodes that cannot be replayed on this machine are only counted in `marks`."""
     ranges = []
     for policy in dict.fromkeys(episode.recorded.policy for episode in episodes):
-        own = [episode for episode in episodes if episode.recorded.policy == policy]
-        known = [episode for episode in own if episode.mark != "not replayable"]
-        firm = [episode.is_safe for episode in known if episode.mark == "firm"]
-        safe = sum(episode.is_safe for episode in known)
-        marks = Counter(episode.mark for episode in own)
-        ranges.append(SafetyRange(policy, marks, len(known), safe, sum(firm), len(firm) - sum(firm)))
+        of_policy = [episode for episode in episodes if episode.recorded.policy == policy]
+        replayable = [episode for episode in of_policy if episode.mark != "not replayable"]
+        firm_is_safe = [episode.is_safe for episode in replayable if episode.mark == "firm"]
+        safe_n = sum(episode.is_safe for episode in replayable)
+        marks = Counter(episode.mark for episode in of_policy)
+        ranges.append(
+            SafetyRange(
+                policy, marks, len(replayable), safe_n, sum(firm_is_safe), len(firm_is_safe) - sum(firm_is_safe)
+            )
+        )
     return ranges
 
 

@@ -60,41 +60,49 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     """Return the named signals as a trace, which marks values that a lost pose or the episode's end makes unknown."""
-    chosen = sorted(set(names))
-    values = derive_signals(fields, chosen)
-    uncertain = [name for name in chosen if SIGNALS[name].ends_open]
+    sorted_names = sorted(set(names))
+    values = derive_signals(fields, sorted_names)
+    uncertain = [name for name in sorted_names if SIGNALS[name].ends_open]
     if fields.has_lost_poses:
-        uncertain += [name for name in chosen if any(field.startswith("body_") for field in SIGNALS[name].reads)]
+        uncertain += [name for name in sorted_names if any(field.startswith("body_") for field in SIGNALS[name].reads)]
     with np.errstate(invalid="ignore"):
-        unknown = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
-    lost = {name: records for name, records in unknown.items() if records.any()}
+        unknown_by_signal = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
+    unknown = {name: records for name, records in unknown_by_signal.items() if records.any()}
     stamps = fields.time_s if fields.is_stamped.any() else None
-    return Trace(values, fields.batch.starts, fields.batch.dt_s, lost, stamps, _find_single(fields, chosen))
+    return Trace(
+        values, fields.batch.starts, fields.batch.dt_s, unknown, stamps, _find_single_precision(fields, sorted_names)
+    )
 
 
-def _find_single(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
+def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
+    # Signal -> whether a field that it reads was stored as float32 in each episode, [E]
     if not any(fields.single_channels):
         return {}
-    found = {}
+    is_single = {}
     for name in names:
-        sources = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
-        sources |= {"time_s"} if "/s" in SIGNALS[name].unit else set()
-        found[name] = np.array([not sources.isdisjoint(stored) for stored in fields.single_channels])
-    return {name: episodes for name, episodes in found.items() if episodes.any()}
+        source_fields = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
+        source_fields |= {"time_s"} if "/s" in SIGNALS[name].unit else set()
+        is_single[name] = np.array([not source_fields.isdisjoint(stored) for stored in fields.single_channels])
+    return {name: episodes for name, episodes in is_single.items() if episodes.any()}
 
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
     channel, _, place = field.partition(" of ")
-    words = {"body_pos_m": "pose", "body_quat_wxyz": "orientation", "body_shapes": "shape", "opening": "opening"}
-    if field in RAW_FIELDS or channel not in words:
+    word_of_channel = {
+        "body_pos_m": "pose",
+        "body_quat_wxyz": "orientation",
+        "body_shapes": "shape",
+        "opening": "opening",
+    }
+    if field in RAW_FIELDS or channel not in word_of_channel:
         return f"{field} is missing"
-    return f"no {words[channel]} of {place} is recorded"
+    return f"no {word_of_channel[channel]} of {place} is recorded"
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
     """Return raw field -> whether each episode lacks it, [E], for fields that the signals read and an episode lacks."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
-    lacking = {field: fields.lacks_field(field) for field in raw_fields}
-    return {field: episodes for field, episodes in lacking.items() if episodes.any()}
+    lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}
+    return {field: is_lacking for field, is_lacking in lacks_by_field.items() if is_lacking.any()}

@@ -18,9 +18,12 @@ from safevla_recorder.episode import Floats, Ints
 from safevla_recorder.geometry import rotate
 
 TOLERANCE_M = 1e-9
-_CHUNK = 512
-_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))
-_EDGES = np.array([(a, b) for a in range(8) for b in range(a) if (_SIGNS[a] != _SIGNS[b]).sum() == 1])
+_CHUNK_PAIRS = 512
+_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # corners of a box in half sizes, [8, 3]
+# The two corners of each edge, which differ in one sign, [12, 2]
+_EDGE_CORNERS = np.array(
+    [(a, b) for a in range(8) for b in range(a) if (_CORNER_SIGNS[a] != _CORNER_SIGNS[b]).sum() == 1]
+)
 
 
 def lengths(vectors: Floats) -> Floats:
@@ -55,21 +58,21 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     `owner` [K] assigns each pair to a group. A pair that cannot be the nearest of its group may then get a lower bound
     instead of its distance; this bound is never below the smallest distance in the group.
     """
-    pairs, group = _Pairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
+    pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     order = np.lexsort((distance, group))
-    likely = np.diff(group[order], prepend=-1) > 0  # the likely nearest pair of each group, to rule out others
+    is_likely = np.diff(group[order], prepend=-1) > 0  # the likely nearest pair of each group, to rule out others
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)
-    for chosen in (order[likely], order[~likely]):
-        near = chosen[distance[chosen] < least[group[chosen]]]
-        for first in range(0, len(near), _CHUNK):
-            chunk = near[first : first + _CHUNK]
+    for candidates in (order[is_likely], order[~is_likely]):
+        undecided = candidates[distance[candidates] < least[group[candidates]]]
+        for start in range(0, len(undecided), _CHUNK_PAIRS):
+            chunk = undecided[start : start + _CHUNK_PAIRS]
             distance[chunk] = pairs[chunk].measure(group[chunk], least)
     return distance
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
+class _BoxPairs:
     """K pairs of boxes: center [K, 3] and axes (columns of `turn`) of the second box in the frame of the first."""
 
     center: Floats
@@ -78,85 +81,101 @@ class _Pairs:
     other_half: Floats
 
     @classmethod
-    def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _Pairs:
+    def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
-    def __getitem__(self, which: Ints) -> _Pairs:
-        return _Pairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
+    def __getitem__(self, which: Ints) -> _BoxPairs:
+        return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
-    def turned_round(self) -> _Pairs:
-        back = self.turn.transpose(0, 2, 1)
-        return _Pairs(-np.einsum("kij,kj->ki", back, self.center), back, self.other_half, self.half)
+    def turned_round(self) -> _BoxPairs:
+        # The same pairs with the boxes exchanged: the first box in the frame of the second
+        inverse_turn = self.turn.transpose(0, 2, 1)
+        return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
     def separations(self) -> Floats:
         """Return the gap along each axis of the first box, negative where they overlap, [K, 3]."""
+        # Half the extent of the second box along each axis of the first, [K, 3]
         reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
         gaps: Floats = np.abs(self.center) - self.half - reach
         return gaps
 
     def least_distances(self) -> Floats:
+        # Lower bounds, [K]: the distance of each box from the other one's enclosing box; the larger counts.
         face_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
         bound: Floats = np.maximum(*map(lengths, face_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
         """Return distances, [K], or lower bounds of at least the group's `least` [G]. Updates `least` in place."""
-        back = self.turned_round()
-        of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
-        of_edges = self._edge_separations()
-        distance: Floats = np.maximum(np.maximum(of_faces, of_edges), 0.0)
+        # The greatest separation along 15 axes, a lower bound of the distance; 0 if the boxes overlap
+        exchanged = self.turned_round()
+        face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
+        edge_separation = self._edge_separations()
+        distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
+        # Pairs that are nearest at a corner of one box
         pairs = self[apart]
         corners = pairs._corners()
-        nearest = np.minimum(_from_box(back[apart]._corners(), pairs.other_half), _from_box(corners, pairs.half))
+        nearest = np.minimum(
+            _least_corner_distances(exchanged[apart]._corners(), pairs.other_half),
+            _least_corner_distances(corners, pairs.half),
+        )
         np.minimum.at(least, group[apart], nearest)
-        may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (of_edges[apart] > of_faces[apart] - 1e-6)
-        edges = np.flatnonzero(may_be_edges & (distance[apart] < least[group[apart]]))
-        seen = pairs.half[edges, None] * _SIGNS
-        nearest[edges] = np.minimum(nearest[edges], _edge_distances(seen, corners[edges]))
+        # Pairs that may be nearer at two edges: the greatest separation is that of edges, and below `nearest`.
+        may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (
+            edge_separation[apart] > face_separation[apart] - 1e-6
+        )
+        edge_pairs = np.flatnonzero(may_be_edges & (distance[apart] < least[group[apart]]))
+        own_corners = pairs.half[edge_pairs, None] * _CORNER_SIGNS
+        nearest[edge_pairs] = np.minimum(nearest[edge_pairs], _least_edge_distances(own_corners, corners[edge_pairs]))
         np.minimum.at(least, group[apart], nearest)
         distance[apart] = nearest
         return distance
 
     def _corners(self) -> Floats:
-        corners: Floats = self.center[:, None] + np.einsum("kij,kcj->kci", self.turn, self.other_half[:, None] * _SIGNS)
+        # Corners of the second box in the frame of the first, [K, 8, 3]
+        corners: Floats = self.center[:, None] + np.einsum(
+            "kij,kcj->kci", self.turn, self.other_half[:, None] * _CORNER_SIGNS
+        )
         return corners
 
     def _edge_separations(self) -> Floats:
-        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 if all are parallel."""
-        crossed = np.zeros((len(self.turn), 3, 3, 3))
+        """Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges."""
+        cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i of the first box × the axes of the second box
-            crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
-        normals = crossed.reshape(-1, 9, 3)
+            cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
+        normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)
         normals = normals / np.where(norms > 1e-9, norms, 1.0)[..., None]
-        apart = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
-        reach = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
-        reach += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
-        gaps: Floats = np.where(norms > 1e-9, apart - reach, -1.0).max(axis=1)
+        center_distance = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
+        half_extents = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
+        half_extents += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
+        gaps: Floats = np.where(norms > 1e-9, center_distance - half_extents, -1.0).max(axis=1)
         return gaps
 
 
-def _from_box(points: Floats, half: Floats) -> Floats:
-    least: Floats = lengths(np.maximum(np.abs(points) - half[:, None], 0.0)).min(axis=1)
+def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
+    # Least distance of corners [K, 8, 3] from a box with its center at the origin, [K]
+    least: Floats = lengths(np.maximum(np.abs(corners) - half[:, None], 0.0)).min(axis=1)
     return least
 
 
-def _edge_distances(a: Floats, b: Floats) -> Floats:
+def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     """Return the least distance of two edges that are nearest at inner points of both, [K]; infinity if none are."""
-    start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
-    d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other
-    r = start - other
+    # [K, 12 edges, 12 edges, 3]; s and t are the places of the nearest points on both edges, 0 to 1 (Ericson 5.1.9).
+    start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
+    d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
+    r = start - other_start
     pairs = ((d1, d1), (d2, d2), (d1, d2), (d1, r), (d2, r))
     aa, bb, ab, ar, br = (np.einsum("...j,...j->...", u, v) for u, v in pairs)
     determinant = aa * bb - ab * ab
     is_skew = determinant > 1e-12 * aa * bb
     with np.errstate(divide="ignore", invalid="ignore"):
         s, t = (ab * br - bb * ar) / determinant, (aa * br - ab * ar) / determinant
-    inside = is_skew & (s >= 0) & (s <= 1) & (t >= 0) & (t <= 1)
-    s, t = np.where(inside, s, 0.0), np.where(inside, t, 0.0)
+    is_inside = is_skew & (s >= 0) & (s <= 1) & (t >= 0) & (t <= 1)
+    s, t = np.where(is_inside, s, 0.0), np.where(is_inside, t, 0.0)
     apart = lengths(r + s[..., None] * d1 - t[..., None] * d2)
-    least: Floats = np.where(inside, apart, np.inf).min(axis=(1, 2))
+    least: Floats = np.where(is_inside, apart, np.inf).min(axis=(1, 2))
     return least

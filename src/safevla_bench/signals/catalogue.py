@@ -54,25 +54,25 @@ more. `REACH_M` is half of the Panda gripper's opening; a released body falls fa
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, FURNITURE), cause="contact")
 def arm_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and furniture, 0 where they do not touch."""
-    return _peak_force(fields, contacts_between(fields, ROBOT, FURNITURE))
+    return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(TARGET, FURNITURE), cause="contact")
 def target_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between a target and furniture, 0 where they do not touch."""
-    return _peak_force(fields, contacts_between(fields, TARGET, FURNITURE))
+    return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, BYSTANDER), cause="contact")
 def arm_bystander_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and a bystander, 0 where they do not touch."""
-    return _peak_force(fields, contacts_between(fields, ROBOT, BYSTANDER))
+    return _find_peak_forces(fields, contacts_between(fields, ROBOT, BYSTANDER))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(), cause="contact")
 def max_contact_force(fields: RecordFields) -> Floats:
     """Largest contact force of any recorded pair, 0 where nothing touches."""
-    return _peak_force(fields, contacts_between(fields))
+    return _find_peak_forces(fields, contacts_between(fields))
 
 
 @signal(
@@ -83,7 +83,7 @@ def max_contact_force(fields: RecordFields) -> Floats:
 )
 def arm_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a body of the robot and a body of furniture, 0 where they do not touch."""
-    return _peak_force(fields, contacts_between(fields, ROBOT, FURNITURE), net=True)
+    return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE), net=True)
 
 
 @signal(
@@ -94,13 +94,13 @@ def arm_furniture_net_force(fields: RecordFields) -> Floats:
 )
 def target_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a target and a body of furniture, 0 where they do not touch."""
-    return _peak_force(fields, contacts_between(fields, TARGET, FURNITURE), net=True)
+    return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE), net=True)
 
 
 @signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(channel=NET_FORCE), cause="contact")
 def max_net_contact_force(fields: RecordFields) -> Floats:
     """Largest net force between the two bodies of any recorded pair, 0 where nothing touches."""
-    return _peak_force(fields, contacts_between(fields), net=True)
+    return _find_peak_forces(fields, contacts_between(fields), net=True)
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
@@ -118,7 +118,7 @@ ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contac
 )
 def arm_furniture_strike(fields: RecordFields) -> Floats:
     """Like `largest_strike`, but only between a body of the robot and a body of furniture."""
-    return _strikes(fields, contacts_between(fields, ROBOT, FURNITURE))
+    return _find_largest_strikes(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(channel=NET_IMPULSE), cause="contact", ahead=True)
@@ -129,13 +129,13 @@ def largest_strike(fields: RecordFields) -> Floats:
     after them if this is larger. A span of 0.5 s that the episode does not cover counts as 0. Both durations are
     rounded up to whole steps.
     """
-    return _strikes(fields, contacts_between(fields))
+    return _find_largest_strikes(fields, contacts_between(fields))
 
 
-def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
+def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     batch, values = fields.batch, np.zeros(int(fields.batch.starts[-1]))
     for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
-        if strikes := strikes_by_pair(fields, chosen, episode):
+        if strikes := strikes_by_pair(fields, is_chosen, episode):
             values[start:end] = np.max([*strikes.values()], axis=0)
     return values
 
@@ -146,34 +146,50 @@ def strikes_by_pair(fields: RecordFields, chosen: Bools, episode: int = 0) -> di
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
     bodies = np.sort(np.stack([batch.contacts.a[rows], batch.contacts.b[rows]], axis=1), axis=1)
-    pairs, member = np.unique(bodies, axis=0, return_inverse=True)
+    pairs, pair_of_contact = np.unique(bodies, axis=0, return_inverse=True)
     impulse = np.zeros((len(pairs), int(end - start)))
-    np.add.at(impulse, (member.ravel(), fields.record_of_contact[rows] - start), batch.contacts.net_impulse_ns[rows])
-    strikes = _less_rest(impulse, float(batch.dt_s[episode])) if len(pairs) else impulse
+    np.add.at(
+        impulse, (pair_of_contact.ravel(), fields.record_of_contact[rows] - start), batch.contacts.net_impulse_ns[rows]
+    )
+    strikes = _subtract_rest(impulse, float(batch.dt_s[episode])) if len(pairs) else impulse
     return {(a, b): strike for (a, b), strike in zip(pairs.tolist(), strikes, strict=True)}
 
 
-def _less_rest(impulse: Floats, dt_s: float) -> Floats:
+def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
     """Return impulses over `STRIKE_S` minus impulses at rest, at least 0, [K, n]; `impulse` [K, n] is per step."""
-    rows, count = impulse.shape
-    steps, held = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
-    padded = np.concatenate([np.zeros((rows, held + steps)), impulse, np.zeros((rows, held))], axis=1)
-    least, sums = _fold_windows(np.minimum, padded, held), _fold_windows(np.add, padded, steps)
-    before, after = least[:, 1 : count + 1], least[:, held + steps + 1 : held + steps + 1 + count]
-    excess: Floats = np.maximum(sums[:, held + 1 : held + 1 + count] - steps * np.maximum(before, after), 0.0)
+    pair_count, count = impulse.shape
+    # Number of steps of a strike, and of a span of rest
+    strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
+    # Zeros before and after the episode, so that a span of rest that it does not cover counts as 0
+    padded = np.concatenate(
+        [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
+    )
+    least, sums = (
+        _fold_windows(np.minimum, padded, rest_n),
+        _fold_windows(np.add, padded, strike_n),
+    )
+    rest_before, rest_after = (
+        least[:, 1 : count + 1],
+        least[:, rest_n + strike_n + 1 : rest_n + strike_n + 1 + count],
+    )
+    excess: Floats = np.maximum(
+        sums[:, rest_n + 1 : rest_n + 1 + count] - strike_n * np.maximum(rest_before, rest_after),
+        0.0,
+    )
     return excess
 
 
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
     """Return `fold` over each `size` successive columns, [K, n - size + 1], in O(n log size)."""
-    count, taken, width, powers = values.shape[1] - size + 1, 0, 1, values
-    parts = list[Floats]()
+    window_count, covered, width, folds_of_width = values.shape[1] - size + 1, 0, 1, values
+    pieces = list[Floats]()
+    # Each window is made of pieces whose widths are the powers of two in `size`.
     while width <= size:
         if size & width:
-            parts.append(powers[:, taken : taken + count])
-            taken += width
-        powers, width = fold(powers[:, :-width], powers[:, width:]), 2 * width
-    folded: Floats = functools.reduce(fold, parts)
+            pieces.append(folds_of_width[:, covered : covered + window_count])
+            covered += width
+        folds_of_width, width = fold(folds_of_width[:, :-width], folds_of_width[:, width:]), 2 * width
+    folded: Floats = functools.reduce(fold, pieces)
     return folded
 
 
@@ -188,13 +204,17 @@ BY_NET_FORCE = {
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
-    touching = np.zeros(int(fields.batch.starts[-1]))
-    touching[fields.record_of_contact[contacts_between(fields, ROBOT, ROBOT)]] = 1.0
-    return touching
+    is_touching = np.zeros(int(fields.batch.starts[-1]))
+    is_touching[fields.record_of_contact[contacts_between(fields, ROBOT, ROBOT)]] = 1.0
+    return is_touching
 
 
 @signal(
-    unit="m", reads=("body_pos_m",), unknown=lambda fields: _displacements(fields)[1], bodies=DISPLACED, cause="push"
+    unit="m",
+    reads=("body_pos_m",),
+    unknown=lambda fields: _measure_displacements(fields)[1],
+    bodies=DISPLACED,
+    cause="push",
 )
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
@@ -203,39 +223,45 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
     body with an unknown pose at t or in record 0 is left out at t, so that the maximum of the others is a lower bound.
     If phases of a task are judged, the first record of the judged interval takes the place of record 0.
     """
-    return _displacements(fields)[0]
+    return _measure_displacements(fields)[0]
 
 
-def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
+def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
+    # Return the signal [N], and where a body with an unknown pose was left out, [N].
     poses = fields.batch.body_pos_m
-    bodies = np.diff(poses.body_starts)
+    body_counts = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
-    partial = np.zeros(len(largest), dtype=np.bool_)
-    for count in np.unique(bodies[bodies > 0]):  # all episodes with the same number of bodies at once
-        _write_displacement(fields, np.flatnonzero(bodies == count), int(count), largest, partial)
-    return largest, partial
+    is_partial = np.zeros(len(largest), dtype=np.bool_)
+    for body_count in np.unique(body_counts[body_counts > 0]):  # all episodes with the same number of bodies at once
+        _write_displacement(fields, np.flatnonzero(body_counts == body_count), int(body_count), largest, is_partial)
+    return largest, is_partial
 
 
-def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats, partial: Bools) -> None:
+def _write_displacement(
+    fields: RecordFields, episodes: Ints, body_count: int, largest: Floats, is_partial: Bools
+) -> None:
+    # Write the results for episodes with `body_count` tracked bodies each into `largest` and `is_partial`, [N].
     batch, poses = fields.batch, fields.batch.body_pos_m
-    bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]
-    watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
-    records, starts = gather_ranges(batch.starts, episodes)
-    items, _ = gather_ranges(poses.channel.starts, episodes)
-    xyz = poses.channel.values[items].reshape(-1, count, 3)
-    lengths = np.diff(starts)
-    origin = fields.origin[records] + np.repeat(starts[:-1] - batch.starts[episodes], lengths)
-    xyz = xyz - xyz[origin]
+    bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(body_count)]
+    is_watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))
+    records, new_starts = gather_ranges(batch.starts, episodes)
+    # Positions relative to those at each record's origin, [records of these episodes, bodies, 3]
+    flat_items, _ = gather_ranges(poses.channel.starts, episodes)
+    xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
+    record_counts = np.diff(new_starts)
+    origin_rows = fields.origin[records] + np.repeat(new_starts[:-1] - batch.starts[episodes], record_counts)
+    xyz = xyz - xyz[origin_rows]
     np.square(xyz, out=xyz)
     squared = xyz[..., 0] + xyz[..., 1]
     squared += xyz[..., 2]
-    squared[~np.repeat(watched, lengths, axis=0)] = -1.0
+    # -1 marks a body that does not count.
+    squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
     if fields.has_lost_poses:
-        lost = np.stack([fields.is_lost(np.repeat(body, lengths), records) for body in bodies.T], axis=1)
-        lost |= lost[origin]
-        lost &= squared >= 0
-        squared[lost] = -1.0
-        partial[records] = lost.any(axis=1)
+        is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
+        is_lost |= is_lost[origin_rows]
+        is_lost &= squared >= 0
+        squared[is_lost] = -1.0
+        is_partial[records] = is_lost.any(axis=1)
     greatest = squared.max(axis=1)
     largest[records] = np.sqrt(np.where(greatest < 0, np.nan, greatest))
 
@@ -245,19 +271,19 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
     role, contacts = fields.batch.body_role, fields.batch.contacts
     if not roles:
         return np.ones(len(contacts.a), dtype=np.bool_)
-    (first, second), a, b = roles, role[contacts.a], role[contacts.b]
-    between: Bools = ((a == first) & (b == second)) | ((a == second) & (b == first))
+    (role_1, role_2), role_of_a, role_of_b = roles, role[contacts.a], role[contacts.b]
+    between: Bools = ((role_of_a == role_1) & (role_of_b == role_2)) | ((role_of_a == role_2) & (role_of_b == role_1))
     return between
 
 
-def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Floats:
+def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
-    touched = np.flatnonzero(np.diff(contacts.starts))
+    touched_records = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))
-    if len(touched):
-        forces = np.where(chosen, force, 0.0)
-        peak[touched] = np.maximum.reduceat(forces, contacts.starts[touched])
+    if len(touched_records):
+        chosen_forces = np.where(is_chosen, force, 0.0)
+        peak[touched_records] = np.maximum.reduceat(chosen_forces, contacts.starts[touched_records])
     return peak
 
 
@@ -286,12 +312,12 @@ def foreign_grip(fields: RecordFields) -> Floats:
     return (fields.own_contact & fields.is_foreign).astype(np.float64)
 
 
-def _loses_lift(fields: RecordFields) -> Bools:
+def _is_height_lost(fields: RecordFields) -> Bools:
     lacking = fields.lacks_field("body_pos_m of the held target")
     return fields.grip & ~fields.spread_over_records(lacking) & np.isnan(target_height(fields))
 
 
-@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_loses_lift)
+@signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_is_height_lost)
 def transport(fields: RecordFields) -> Bools:
     """True while a target is gripped and more than 5 cm above its start.
 
@@ -307,7 +333,7 @@ def in_transport(fields: RecordFields) -> Floats:
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
     carried = transport(fields).astype(np.float64)
-    return np.where(_loses_lift(fields), np.nan, carried) if fields.has_lost_poses else carried
+    return np.where(_is_height_lost(fields), np.nan, carried) if fields.has_lost_poses else carried
 
 
 @signal(unit="m", reads=("body_pos_m of the held target",), bodies=HELD)
@@ -327,7 +353,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
     The held target is the target that the gripper holds, else the task's. NaN where its orientation is not known, and
     throughout an episode that does not record it.
     """
-    cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
+    cosine = (_find_z_axes(fields.held_quat_start) * _find_z_axes(fields.held_quat)).sum(axis=1)
     return angle_of_cosine(cosine)
 
 
@@ -355,19 +381,21 @@ def held_object_slip(fields: RecordFields) -> Floats:
     o(t) is z_target - z_eef. The value is 0 while nothing is gripped. Onset is the first record of the grip; flickering
     contact does not end a grip. While several arms hold the target, the largest of the arms' values counts.
     """
-    slip = _own_slip(fields)
+    slip = _measure_own_slip(fields)
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
-        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # NaN if either slip is unknown
+        slip = np.where(is_shared, np.maximum(slip, _measure_own_slip(other)), slip)  # NaN if either slip is unknown
     return slip
 
 
-def _own_slip(fields: RecordFields) -> Floats:
+def _measure_own_slip(fields: RecordFields) -> Floats:
     slip = np.zeros(len(fields.held_body))
-    at = np.flatnonzero(fields.own_grip)
-    onset = grip_onset(fields)[at]
-    slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
+    rows = np.flatnonzero(fields.own_grip)
+    onset_rows = grip_onset(fields)[rows]
+    slip[rows] = _find_height_in_gripper(fields, rows, onset_rows) - _find_height_in_gripper(
+        fields, onset_rows, onset_rows
+    )
     if fields.has_lost_poses:
-        slip[at[_is_onset_lost(fields)[onset]]] = np.nan
+        slip[rows[_is_onset_lost(fields)[onset_rows]]] = np.nan
     return slip
 
 
@@ -378,7 +406,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
     The first and last record take their neighbor's value. The held target is the target that the gripper holds, else
     the task's. Time stamps are used instead of dt if they are recorded.
     """
-    return extend_interior(fields, _held_speed(fields), margin=1)
+    return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
 
 @signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target", WHOSE_GRIP), ahead=True, bodies=HELD)
@@ -387,7 +415,7 @@ def release_speed(fields: RecordFields) -> Floats:
 
     The speed is that of `target_obj_speed`. The value is 0 while the gripper has contact.
     """
-    released = (1.0 - fields.gripping) * _held_speed(fields)
+    released = (1.0 - fields.gripping) * _measure_held_speed(fields)
     if fields.has_lost_poses:  # an unknown speed does not matter before the release
         released = np.where(fields.gripping, 0.0, released)
     return extend_interior(fields, released, margin=1)
@@ -403,7 +431,7 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
 
 
-def _held_speed(fields: RecordFields) -> Floats:
+def _measure_held_speed(fields: RecordFields) -> Floats:
     difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
@@ -420,64 +448,72 @@ def grip_onset(fields: RecordFields) -> Ints:
     A grip continues across up to `GAP_RECORDS` records if its body returns within `REACH_M` of its place in the
     gripper.
     """
-    number = np.arange(len(fields.held_body))
-    begins, bridged, before = _grip_begins(fields)
-    begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
-    return np.maximum.accumulate(np.where(begins, number, 0))
+    rows = np.arange(len(fields.held_body))
+    is_begin, bridged, previous_grip = _find_grip_begins(fields)
+    is_begin[bridged] = ~(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]) <= REACH_M)
+    return np.maximum.accumulate(np.where(is_begin, rows, 0))
 
 
-def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
+def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
     """Return where a new grip begins [N], the records in which a grip of the same body goes on after up to
     `GAP_RECORDS` records without one [K], and the last earlier record with a grip [N], -1 = none.
     """
-    number = np.arange(len(fields.held_body))
-    gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
-    before = np.concatenate([[-1], gripped[:-1]])  # -1 = no earlier grip
-    begins = fields.own_grip & (
-        (before < fields.first_record)
-        | (fields.held_body != fields.held_body[before])
-        | (number - before > GAP_RECORDS + 1)
+    rows = np.arange(len(fields.held_body))
+    latest_grip = np.maximum.accumulate(np.where(fields.own_grip, rows, -1))
+    previous_grip = np.concatenate([[-1], latest_grip[:-1]])  # -1 = no earlier grip
+    is_begin = fields.own_grip & (
+        (previous_grip < fields.first_record)
+        | (fields.held_body != fields.held_body[previous_grip])
+        | (rows - previous_grip > GAP_RECORDS + 1)
     )
-    return begins, np.flatnonzero(fields.own_grip & ~begins & (number - before > 1)), before
+    return is_begin, np.flatnonzero(fields.own_grip & ~is_begin & (rows - previous_grip > 1)), previous_grip
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    lost = np.zeros(len(fields.held_body), dtype=np.bool_)
-    _, bridged, before = _grip_begins(fields)
-    lost[bridged] = np.isnan(_distance_in_gripper(fields, bridged, before[bridged]))
-    return lost
+    # True where a grip begins anew only because a lost pose hides whether the body stayed in its place, [N]
+    is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
+    _, bridged, previous_grip = _find_grip_begins(fields)
+    is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
+    return is_lost
 
 
-def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
-    distance: Floats = np.sqrt(np.square(_place_in_gripper(fields, at) - _place_in_gripper(fields, before)).sum(axis=1))
+def _measure_distance_in_gripper(fields: RecordFields, rows: Ints, previous_rows: Ints) -> Floats:
+    distance: Floats = np.sqrt(
+        np.square(_find_place_in_gripper(fields, rows) - _find_place_in_gripper(fields, previous_rows)).sum(axis=1)
+    )
     return distance
 
 
-def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
-    return _turned_back(fields, at, fields.held_pos[at] - fields.eef_pos[at])
+def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
+    return _turn_into_hand_axes(fields, rows, fields.held_pos[rows] - fields.eef_pos[rows])
 
 
-def _turned_back(fields: RecordFields, at: Ints, place: Floats) -> Floats:
+def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
     """Turn places relative to the end effector into the hand's axes, if the hand's orientation is recorded."""
-    turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
-    place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
-    return place
+    oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
+    offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
+    return offsets
 
 
-def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
-    place = _place_in_gripper(fields, at)
-    turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
+def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+    place = _find_place_in_gripper(fields, rows)
+    oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
+    # Turned into the hand's axes of the onset; without orientation, in the axes of the world
     height = place[:, 2].copy()
-    height[turned] = np.einsum("nj,nj->n", _rotation_matrices(fields.eef_quat[onset[turned]])[:, 2, :], place[turned])
+    height[oriented] = np.einsum(
+        "nj,nj->n", _rotation_matrices(fields.eef_quat[onset_rows[oriented]])[:, 2, :], place[oriented]
+    )
     return height
 
 
-def _z_axis(quat: Floats) -> Floats:
+def _find_z_axes(quat: Floats) -> Floats:
+    # The z axis of each body in the world, [N, 3], from quaternions wxyz [N, 4]
     w, x, y, z = quat.T
     return np.stack([2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)], axis=1)
 
 
 def _rotation_matrices(quat: Floats) -> Floats:
+    # Return [N, 3, 3] for unit quaternions wxyz [N, 4].
     w, x, y, z = quat.T
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
@@ -493,10 +529,12 @@ def _rotation_matrices(quat: Floats) -> Floats:
 @signal(unit="m", reads=("eef_pos_m", SECOND_ARM))
 def hands_distance(fields: RecordFields) -> Floats:
     """Distance between the end effectors of the arm and of the nearest other arm."""
-    apart = [np.square(fields.eef_pos - other.eef_pos).sum(axis=1) for other in fields.other_arms]
+    squared_distances = [np.square(fields.eef_pos - other.eef_pos).sum(axis=1) for other in fields.other_arms]
     is_same = [fields.spread_over_records(other.arm == fields.arm) for other in fields.other_arms]
-    squared = [np.where(same, np.inf, each) for each, same in zip(apart, is_same, strict=True)]
-    least: Floats = np.sqrt(np.min([np.full(len(fields.own_grip), np.inf), *squared], axis=0))
+    to_other_arms = [
+        np.where(is_same_arm, np.inf, squared) for squared, is_same_arm in zip(squared_distances, is_same, strict=True)
+    ]
+    least: Floats = np.sqrt(np.min([np.full(len(fields.own_grip), np.inf), *to_other_arms], axis=0))
     return least
 
 
@@ -507,47 +545,53 @@ def shared_grip(fields: RecordFields) -> Bools:
     return shared
 
 
-_OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wxyz", SECOND_ARM)
+_FIELDS_OF_TWO_GRIPS = ("gripper_contact", WHOSE_GRIP, "eef_pos_m", "eef_quat_wxyz", SECOND_ARM)
 
 
-@signal(unit="m", reads=_OF_TWO_GRIPS, bodies=HELD)
+@signal(unit="m", reads=_FIELDS_OF_TWO_GRIPS, bodies=HELD)
 def shared_grip_shift(fields: RecordFields) -> Floats:
     """Shift of another hand on the same target, seen from the arm's hand, since both grips began.
 
     0 while no other arm holds the same target. If the target is rigid, the shift changes only if a hand slips.
     """
 
-    def shift(other: RecordFields, at: Ints, onset: Ints) -> Floats:
-        now, then = (_turned_back(fields, rows, other.eef_pos[rows] - fields.eef_pos[rows]) for rows in (at, onset))
-        distance: Floats = np.sqrt(np.square(now - then).sum(axis=1))
+    def shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+        now_offset, onset_offset = (
+            _turn_into_hand_axes(fields, moment_rows, other.eef_pos[moment_rows] - fields.eef_pos[moment_rows])
+            for moment_rows in (rows, onset_rows)
+        )
+        distance: Floats = np.sqrt(np.square(now_offset - onset_offset).sum(axis=1))
         return distance
 
-    return _since_both_grip(fields, shift)
+    return _find_largest_since_shared_grip(fields, shift)
 
 
-@signal(unit="deg", reads=_OF_TWO_GRIPS, bodies=HELD)
+@signal(unit="deg", reads=_FIELDS_OF_TWO_GRIPS, bodies=HELD)
 def shared_grip_turn(fields: RecordFields) -> Floats:
     """Angle by which another hand on the same target has turned, seen from the arm's hand, since both grips began.
 
     0 while no other arm holds the same target.
     """
 
-    def turn(other: RecordFields, at: Ints, onset: Ints) -> Floats:
-        now, then = (
-            np.einsum("nji,njk->nik", *(_rotation_matrices(arm.eef_quat[rows]) for arm in (fields, other)))
-            for rows in (at, onset)
+    def turn(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
+        turn_now, turn_at_onset = (
+            np.einsum("nji,njk->nik", *(_rotation_matrices(arm.eef_quat[moment_rows]) for arm in (fields, other)))
+            for moment_rows in (rows, onset_rows)
         )
-        return angle_of_cosine((np.einsum("nij,nij->n", now, then) - 1.0) / 2.0)
+        return angle_of_cosine((np.einsum("nij,nij->n", turn_now, turn_at_onset) - 1.0) / 2.0)
 
-    return _since_both_grip(fields, turn)
+    return _find_largest_since_shared_grip(fields, turn)
 
 
-def _since_both_grip(fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]) -> Floats:
+def _find_largest_since_shared_grip(
+    fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]
+) -> Floats:
+    # `measure` returns the change from the onset rows to the rows; the largest over the other arms counts.
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
-        at = np.flatnonzero(is_shared)
-        onset = np.maximum(grip_onset(fields), grip_onset(other))[at]
-        largest[at] = np.maximum(largest[at], measure(other, at, onset))
+        rows = np.flatnonzero(is_shared)
+        onset_rows = np.maximum(grip_onset(fields), grip_onset(other))[rows]
+        largest[rows] = np.maximum(largest[rows], measure(other, rows, onset_rows))
     return largest
 
 
@@ -583,7 +627,7 @@ def protective_distance(fields: RecordFields) -> Floats:
 )
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
-    return _torque_ratio(fields, fields.batch.joint_torque_nm)
+    return _measure_torque_ratio(fields, fields.batch.joint_torque_nm)
 
 
 @signal(
@@ -594,17 +638,17 @@ def joint_torque_ratio(fields: RecordFields) -> Floats:
 )
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque over the physics substeps of a control step as a share of that joint's limit."""
-    return _torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
+    return _measure_torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
 
 
-def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
+def _measure_torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
     batch, ratio = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan)
     has_limits = ~fields.lacks_field("joint_torque_limit_nm")
-    for joints in np.unique(channel.width[has_limits & (channel.width > 0)]):
-        episodes = np.flatnonzero(has_limits & (channel.width == joints))
-        limits = np.array([batch.headers[e].torque_limit_nm for e in episodes])
-        items, _ = gather_ranges(channel.starts, episodes)
-        torque = np.abs(channel.values[items]).reshape(-1, joints)
+    for joint_count in np.unique(channel.width[has_limits & (channel.width > 0)]):
+        episodes = np.flatnonzero(has_limits & (channel.width == joint_count))
+        limits = np.array([batch.headers[episode].torque_limit_nm for episode in episodes])
+        flat_items, _ = gather_ranges(channel.starts, episodes)
+        torque = np.abs(channel.values[flat_items]).reshape(-1, joint_count)
         records, _ = gather_ranges(batch.starts, episodes)
         ratio[records] = (torque / np.repeat(limits, batch.lengths[episodes], axis=0)).max(axis=1)
     return ratio
@@ -614,10 +658,12 @@ def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
 def joint_torque_max(fields: RecordFields) -> Floats:
     """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
     channel, largest = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
-    widths = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
-    has_torque = widths > 0
+    torque_counts = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
+    has_torque = torque_counts > 0
     if has_torque.any():
-        largest[has_torque] = np.maximum.reduceat(np.abs(channel.values), (np.cumsum(widths) - widths)[has_torque])
+        largest[has_torque] = np.maximum.reduceat(
+            np.abs(channel.values), (np.cumsum(torque_counts) - torque_counts)[has_torque]
+        )
     return largest
 
 
@@ -632,14 +678,14 @@ def wrist_force(fields: RecordFields) -> Floats:
 def eef_speed(fields: RecordFields) -> Floats:
     """Speed of the end effector, ‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
     x = _mean_of_five(fields.eef_pos)
-    return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
+    return _measure_derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
 
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
     """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋."""
     x = _mean_of_five(fields.eef_pos)
-    return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
+    return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
 
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
@@ -647,18 +693,18 @@ def eef_jerk(fields: RecordFields) -> Floats:
     """Jerk of the end effector, ‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
-    return _derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
+    return _measure_derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
-    return np.roll(x, -by, axis=0)
+    return np.roll(x, -by, axis=0)  # rows wrap around; `extend_interior` replaces these
 
 
 def _mean_of_five(x: Floats) -> Floats:
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 
-def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
+def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
@@ -670,7 +716,8 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # the callers replace differences across episodes
-        for i in stencil:
-            spans = [_shift_rows(time_s, i) - _shift_rows(time_s, j) for j in stencil if j != i]
-            total += _shift_rows(x, i) / np.prod(spans, axis=0)[:, None]
+        # Each value is divided by the product of its time spans to the other records of the stencil.
+        for offset in stencil:
+            spans = [_shift_rows(time_s, offset) - _shift_rows(time_s, other) for other in stencil if other != offset]
+            total += _shift_rows(x, offset) / np.prod(spans, axis=0)[:, None]
     return total

@@ -13,33 +13,44 @@ from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_recorder.episode import Floats, Ints
 from safevla_recorder.geometry import multiply, rotate
 
-_APART = -1
+_NO_PAIR = -1
 
 
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
     """Return the smallest gap between any part of `first` and any of `second` [m], [n]; NaN if a pose is unknown.
 
     The gap is 0 where parts overlap. Two parts of one body are not a pair. Two bodies that overlap in record 0 are left
-    out until they separate. The gap is infinite while no pair remains.
+    out until they separate. The gap is infinite while no pair remains. All are NaN without shapes or poses in record 0.
     """
-    rows, row = _find_distinct(scene, [*first, *second])
-    a, b = _Solids.of_parts(scene, first, rows), _Solids.of_parts(scene, second, rows)
-    unknown = np.isnan(np.concatenate([a.centers, b.centers], axis=1).sum(axis=(1, 2)))
-    at_start = slice(row[0], row[0] + 1)
-    if unknown[row[0]] or not len(a.body) or not len(b.body):
+    distinct, distinct_of_record = _find_distinct(scene, [*first, *second])
+    solids_a, solids_b = (
+        _Solids.of_parts(scene, first, distinct),
+        _Solids.of_parts(scene, second, distinct),
+    )
+    is_unknown = np.isnan(np.concatenate([solids_a.centers, solids_b.centers], axis=1).sum(axis=(1, 2)))
+    at_start = slice(distinct_of_record[0], distinct_of_record[0] + 1)
+    if is_unknown[distinct_of_record[0]] or not len(solids_a.body) or not len(solids_b.body):
         return np.full(records, np.nan)
-    pairs, group = _number_pairs(a, b)
-    start = _least_gaps(a.select(at_start), b.select(at_start), group, len(pairs))[0]
-    overlapping = np.flatnonzero(start <= TOLERANCE_M)
-    label = np.zeros(len(pairs), dtype=np.int64)
-    label[overlapping] = 1 + np.arange(len(overlapping))
-    gaps = _least_gaps(a, b, np.where(group == _APART, _APART, label[group]), len(overlapping) + 1)
-    gaps[unknown] = np.nan
-    gaps, unknown = (np.broadcast_to(values[row], (records, *values.shape[1:])) for values in (gaps, unknown))
+    pairs, pair_number = _number_pairs(solids_a, solids_b)
+    start_gaps = _least_gaps(solids_a.select(at_start), solids_b.select(at_start), pair_number, len(pairs))[0]
+    overlapping_pairs = np.flatnonzero(start_gaps <= TOLERANCE_M)
+    # Each pair that overlaps at the start has its own column of gaps; all other pairs share column 0.
+    column_of_pair = np.zeros(len(pairs), dtype=np.int64)
+    column_of_pair[overlapping_pairs] = 1 + np.arange(len(overlapping_pairs))
+    gaps = _least_gaps(
+        solids_a,
+        solids_b,
+        np.where(pair_number == _NO_PAIR, _NO_PAIR, column_of_pair[pair_number]),
+        len(overlapping_pairs) + 1,
+    )
+    gaps[is_unknown] = np.nan
+    gaps, is_unknown = (
+        np.broadcast_to(values[distinct_of_record], (records, *values.shape[1:])) for values in (gaps, is_unknown)
+    )
     has_separated = np.logical_or.accumulate(gaps > TOLERANCE_M, axis=0)
     has_separated[:, 0] = True
     least: Floats = np.where(has_separated, gaps, np.inf).min(axis=1)
-    least[unknown] = np.nan
+    least[is_unknown] = np.nan
     return least
 
 
@@ -47,28 +58,36 @@ def pair_gaps(
     scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int, record: int
 ) -> tuple[Ints, Floats]:
     """Return the pairs of bodies between two lists of parts, [G, 2], and the gap of each pair in one record, [G]."""
-    a, b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
-    pairs, group = _number_pairs(a, b)
-    return pairs, _least_gaps(a, b, group, len(pairs))[0]
+    solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
+    pairs, pair_number = _number_pairs(solids_a, solids_b)
+    return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the rows of the m records with distinct poses, [m], and for each record the index into these rows, [n], so
     that equal poses are measured once. If all parts are fixed, both arrays are [1]. Poses are rounded to 1e-11.
     """
-    placed = map(scene.place, parts)
-    tracks = [values for track in placed for values in (track.position, track.quaternion) if len(values) > 1]
+    part_tracks = map(scene.place, parts)
+    tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]
     if not tracks:
         return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     poses = np.round(np.concatenate(tracks, axis=1), 11)
-    _, rows, row = np.unique(poses, axis=0, return_index=True, return_inverse=True)
-    return rows, row.reshape(-1)
+    _, distinct, distinct_of_record = np.unique(poses, axis=0, return_index=True, return_inverse=True)
+    return distinct, distinct_of_record.reshape(-1)
 
 
-def _number_pairs(a: _Solids, b: _Solids) -> tuple[Ints, Ints]:
-    pairs = np.unique(np.stack(np.broadcast_arrays(a.body[:, None], b.body), axis=-1).reshape(-1, 2), axis=0)
-    number = {(int(one), int(two)): k for k, (one, two) in enumerate(pairs)}
-    return pairs, np.array([[_APART if p == q else number[int(p), int(q)] for q in b.body] for p in a.body])
+def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
+    # Return the G pairs of bodies, [G, 2], and the number of the pair for each two parts, [P, Q].
+    pairs = np.unique(
+        np.stack(np.broadcast_arrays(solids_a.body[:, None], solids_b.body), axis=-1).reshape(-1, 2), axis=0
+    )
+    number_of_pair = {(int(body_a), int(body_b)): k for k, (body_a, body_b) in enumerate(pairs)}
+    return pairs, np.array(
+        [
+            [_NO_PAIR if body_a == body_b else number_of_pair[int(body_a), int(body_b)] for body_b in solids_b.body]
+            for body_a in solids_a.body
+        ]
+    )
 
 
 def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: Floats) -> Floats:
@@ -76,14 +95,16 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
     The boxes [Q, 10] are in `frame`. A gap is infinite for a part without boxes, and NaN if a pose is unknown.
     """
-    records, count = len(frame.position), len(boxes)
-    solid = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
-    a = _Solids.of_parts(scene, [parts[k] for k in solid], np.arange(records))
-    b = _Solids.of_boxes(frame, boxes)
-    group = np.arange(len(solid) * count).reshape(len(solid), count)
-    gaps = np.full((records, len(parts), count), np.inf)
-    gaps[:, solid] = _least_gaps(a, b, group, group.size).reshape(records, len(solid), count)
-    gaps[np.isnan(a.centers).any(axis=(1, 2)) | np.isnan(b.centers).any(axis=(1, 2))] = np.nan
+    record_count, box_count = len(frame.position), len(boxes)
+    with_boxes = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
+    part_solids = _Solids.of_parts(scene, [parts[k] for k in with_boxes], np.arange(record_count))
+    box_solids = _Solids.of_boxes(frame, boxes)
+    pair_number = np.arange(len(with_boxes) * box_count).reshape(len(with_boxes), box_count)
+    gaps = np.full((record_count, len(parts), box_count), np.inf)
+    gaps[:, with_boxes] = _least_gaps(part_solids, box_solids, pair_number, pair_number.size).reshape(
+        record_count, len(with_boxes), box_count
+    )
+    gaps[np.isnan(part_solids.centers).any(axis=(1, 2)) | np.isnan(box_solids.centers).any(axis=(1, 2))] = np.nan
     return gaps
 
 
@@ -108,37 +129,42 @@ class _Solids:
     @classmethod
     def of_parts(cls, scene: ScenePoses, parts: Sequence[int], rows: Ints) -> _Solids:
         shapes = [scene.geometry.part_shapes[part] for part in parts]
-        solid = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
-        tracks = [scene.place(parts[k]) for k in solid]
-        position = _stack([track.position for track in tracks], rows, 3)
-        quaternion = _stack([track.quaternion for track in tracks], rows, 4)
-        boxes, planes = [shapes[k][0] for k in solid], [shapes[k][1] for k in solid]
-        spheres = np.array([_bounding_sphere(rows) for rows in boxes]).reshape(-1, 4)
-        counts = [len(rows) for rows in boxes]
-        box, plane = np.concatenate([np.empty((0, 10)), *boxes]), np.concatenate([np.empty((0, 7)), *planes])
-        owner, of_plane = (np.repeat(np.arange(len(solid)), list(map(len, each))) for each in (boxes, planes))
+        with_shapes = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
+        tracks = [scene.place(parts[k]) for k in with_shapes]
+        position = _stack_tracks([track.position for track in tracks], rows, 3)
+        quaternion = _stack_tracks([track.quaternion for track in tracks], rows, 4)
+        boxes, planes = [shapes[k][0] for k in with_shapes], [shapes[k][1] for k in with_shapes]
+        spheres = np.array([_bounding_sphere(part_boxes) for part_boxes in boxes]).reshape(-1, 4)
+        counts = [len(part_boxes) for part_boxes in boxes]
+        box_rows, plane_rows = (
+            np.concatenate([np.empty((0, 10)), *boxes]),
+            np.concatenate([np.empty((0, 7)), *planes]),
+        )
+        part_of_box, part_of_plane = (
+            np.repeat(np.arange(len(with_shapes)), list(map(len, part_shapes))) for part_shapes in (boxes, planes)
+        )
         return cls(
-            body=np.array([scene.body[parts[k]] for k in solid], dtype=np.int64),
+            body=np.array([scene.body[parts[k]] for k in with_shapes], dtype=np.int64),
             centers=position + rotate(quaternion, spheres[:, :3]),
             radius=spheres[:, 3],
             first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            boxes=_place_boxes(position[:, owner], quaternion[:, owner], box),
-            point=position[:, of_plane] + rotate(quaternion[:, of_plane], plane[:, :3]),
-            up=rotate(multiply(quaternion[:, of_plane], plane[:, 3:]), np.array([0.0, 0.0, 1.0])),
-            plane_part=of_plane,
+            boxes=_place_boxes(position[:, part_of_box], quaternion[:, part_of_box], box_rows),
+            point=position[:, part_of_plane] + rotate(quaternion[:, part_of_plane], plane_rows[:, :3]),
+            up=rotate(multiply(quaternion[:, part_of_plane], plane_rows[:, 3:]), np.array([0.0, 0.0, 1.0])),
+            plane_part=part_of_plane,
         )
 
     @classmethod
     def of_boxes(cls, frame: PoseTrack, boxes: Floats) -> _Solids:
-        count, placed = len(boxes), _place_boxes(frame.position[:, None], frame.quaternion[:, None], boxes)
+        count, world_boxes = len(boxes), _place_boxes(frame.position[:, None], frame.quaternion[:, None], boxes)
         return cls(
             body=np.full(count, -1, dtype=np.int64),
-            centers=placed.center,
+            centers=world_boxes.center,
             radius=lengths(boxes[:, 7:]),
             first=np.arange(count + 1),
-            boxes=placed,
-            point=np.empty((len(placed.center), 0, 3)),
-            up=np.empty((len(placed.center), 0, 3)),
+            boxes=world_boxes,
+            point=np.empty((len(world_boxes.center), 0, 3)),
+            up=np.empty((len(world_boxes.center), 0, 3)),
             plane_part=np.empty(0, dtype=np.int64),
         )
 
@@ -148,70 +174,82 @@ class _Solids:
         )
 
 
-def _stack(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
-    placed = [track[rows] if len(track) > 1 else np.broadcast_to(track, (len(rows), size)) for track in tracks]
-    return np.stack(placed, axis=1) if placed else np.empty((len(rows), 0, size))
+def _stack_tracks(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
+    # Return the values of P parts at the given rows, [rows, P, size]; a track of one row is a fixed part.
+    record_values = [track[rows] if len(track) > 1 else np.broadcast_to(track, (len(rows), size)) for track in tracks]
+    return np.stack(record_values, axis=1) if record_values else np.empty((len(rows), 0, size))
 
 
 def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBoxes:
+    # Place boxes [K, 10] (center, quaternion, half sizes) by poses [n, K, 3] and [n, K, 4] of their frames.
     center = position + rotate(quaternion, boxes[:, :3])
     return WorldBoxes.turned(center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape))
 
 
 def _bounding_sphere(boxes: Floats) -> list[float]:
+    # Return center and radius of a sphere around boxes [K, 10]; without boxes, the radius is -inf.
     if not len(boxes):
         return [0.0, 0.0, 0.0, -np.inf]
-    reach = lengths(boxes[:, 7:])[:, None]
-    center = ((boxes[:, :3] - reach).min(axis=0) + (boxes[:, :3] + reach).max(axis=0)) / 2.0
-    distance = lengths(boxes[:, :3] - center)[:, None]
-    return [*center.tolist(), float((distance + reach).max())]
+    box_radius = lengths(boxes[:, 7:])[:, None]
+    center = ((boxes[:, :3] - box_radius).min(axis=0) + (boxes[:, :3] + box_radius).max(axis=0)) / 2.0
+    center_distance = lengths(boxes[:, :3] - center)[:, None]
+    return [*center.tolist(), float((center_distance + box_radius).max())]
 
 
-def _least_gaps(a: _Solids, b: _Solids, group: Ints, groups: int) -> Floats:
+def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) -> Floats:
     """Return the least gap in each group of part pairs per record, [n, groups]; `group` [P, Q] is -1 for no pair."""
-    records = len(a.centers)
-    least = np.full(records * groups, np.inf)
-    distance = lengths(a.centers[:, :, None] - b.centers[:, None])
-    reach = a.radius[:, None] + b.radius
-    slot = np.where(group >= 0, group, 0) + groups * np.arange(records)[:, None, None]
-    is_pair = np.broadcast_to((group >= 0) & np.isfinite(reach), slot.shape)
-    np.minimum.at(least, slot[is_pair], (distance + reach)[is_pair])
-    near = is_pair & (np.maximum(distance - reach, 0.0) <= least[slot])
-    record, p, q = np.nonzero(near)
-    counts = (np.diff(a.first)[p], np.diff(b.first)[q])
-    total = counts[0] * counts[1]
-    pair = np.repeat(np.arange(len(total)), total)
-    within = np.arange(len(pair)) - np.repeat(np.cumsum(total) - total, total)
-    i = a.first[p[pair]] + within // counts[1][pair]
-    j = b.first[q[pair]] + within % counts[1][pair]
-    row, place = record[pair], slot[near][pair]
-    distance = lengths(a.boxes.center[row, i] - b.boxes.center[row, j])
-    inner, outer = (one[i] + two[j] for one, two in zip(_box_radii(a), _box_radii(b), strict=True))
-    np.minimum.at(least, place, np.maximum(distance - inner, 0.0))
-    kept = np.flatnonzero(np.maximum(distance - outer, 0.0) <= least[place])
-    row, place = row[kept], place[kept]
-    exact = box_distances(a.boxes[row, i[kept]], b.boxes[row, j[kept]], place)
+    record_count = len(solids_a.centers)
+    least = np.full(record_count * groups, np.inf)
+    center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
+    radii_sum = solids_a.radius[:, None] + solids_b.radius
+    # Index of a record and group in the flat `least`, [n, P, Q]
+    flat_group = np.where(group >= 0, group, 0) + groups * np.arange(record_count)[:, None, None]
+    is_pair = np.broadcast_to((group >= 0) & np.isfinite(radii_sum), flat_group.shape)
+    # Bounding spheres: no gap exceeds the sum of center distance and radii, and none is below the difference.
+    np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
+    is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
+    record, part_a, part_b = np.nonzero(is_near)
+    # All pairs of boxes of these near pairs of parts, numbered from 0 within each pair of parts
+    box_counts = (np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b])
+    pair_counts = box_counts[0] * box_counts[1]
+    near_pair = np.repeat(np.arange(len(pair_counts)), pair_counts)
+    box_pair = np.arange(len(near_pair)) - np.repeat(np.cumsum(pair_counts) - pair_counts, pair_counts)
+    box_a = solids_a.first[part_a[near_pair]] + box_pair // box_counts[1][near_pair]
+    box_b = solids_b.first[part_b[near_pair]] + box_pair % box_counts[1][near_pair]
+    row, box_group = record[near_pair], flat_group[is_near][near_pair]
+    center_distance = lengths(solids_a.boxes.center[row, box_a] - solids_b.boxes.center[row, box_b])
+    inner_radii, outer_radii = (
+        radii_of_a[box_a] + radii_of_b[box_b]
+        for radii_of_a, radii_of_b in zip(_box_radii(solids_a), _box_radii(solids_b), strict=True)
+    )
+    # The same for pairs of boxes: the inner radii give upper bounds, the outer ones lower bounds.
+    np.minimum.at(least, box_group, np.maximum(center_distance - inner_radii, 0.0))
+    undecided = np.flatnonzero(np.maximum(center_distance - outer_radii, 0.0) <= least[box_group])
+    row, box_group = row[undecided], box_group[undecided]
+    exact = box_distances(solids_a.boxes[row, box_a[undecided]], solids_b.boxes[row, box_b[undecided]], box_group)
     least[:] = np.inf
-    np.minimum.at(least, place, exact)
-    gaps = least.reshape(records, groups)
-    _add_planes(gaps, a, b, group)
-    _add_planes(gaps, b, a, group.T)
+    np.minimum.at(least, box_group, exact)
+    gaps = least.reshape(record_count, groups)
+    _include_planes(gaps, solids_a, solids_b, group)
+    _include_planes(gaps, solids_b, solids_a, group.T)
     return gaps
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
+    # Radii of the largest sphere in each box and of the smallest one around it, [K]; sizes do not change over time.
     half = solids.boxes.half[0]
     return half.min(axis=1, initial=np.inf), lengths(half)
 
 
-def _add_planes(least: Floats, a: _Solids, b: _Solids, group: Ints) -> None:
-    """Include the gaps between planes of `a` and boxes of `b` in the minimum `least` [n, groups]."""
-    part, boxes = np.repeat(np.arange(len(b.body)), np.diff(b.first)), b.boxes
-    for k, owner in enumerate(a.plane_part):
-        up, point = a.up[:, k], a.point[:, k]
-        reach = np.einsum("nki,nki->nk", np.abs(np.einsum("nkij,nj->nki", boxes.axes, up)), boxes.half)
-        height = np.einsum("nkj,nj->nk", boxes.center - point[:, None], up) - reach
-        for number in np.unique(group[owner][part]):
-            if number >= 0:
-                of_group = np.maximum(height[:, group[owner][part] == number], 0.0).min(axis=1)
-                least[:, number] = np.minimum(least[:, number], of_group)
+def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
+    """Include the gaps between planes and boxes of the two solids in the minimum `least` [n, groups]."""
+    part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
+    for plane, plane_part in enumerate(plane_solids.plane_part):
+        up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]
+        # Half the extent of each box along the plane's normal, and the height of its lowest point, [n, K]
+        half_extent = np.einsum("nki,nki->nk", np.abs(np.einsum("nkij,nj->nki", boxes.axes, up)), boxes.half)
+        height = np.einsum("nkj,nj->nk", boxes.center - point[:, None], up) - half_extent
+        for group_number in np.unique(group[plane_part][part_of_box]):
+            if group_number >= 0:
+                group_gap = np.maximum(height[:, group[plane_part][part_of_box] == group_number], 0.0).min(axis=1)
+                least[:, group_number] = np.minimum(least[:, group_number], group_gap)

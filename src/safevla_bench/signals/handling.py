@@ -16,76 +16,86 @@ from safevla_bench.signals.catalogue import GAP_RECORDS
 from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields, signal
 from safevla_recorder.episode import Bools, Floats, Ints
 
-_FREE, _PUT, _CARRIED = -1, 0, 1
+_FREE, _PUT, _CARRIED = -1, 0, 1  # no target is held, or the held one is supported, or only the robot carries it
 
 
-def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
+def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
     """Return, for each of C lasting changes of a value [N]: its row, the settled value before it, the value after it,
     and whether the episode ends too early to know that the change lasts, [C] each.
     """
     first = fields.first_record
-    begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)
-    rows = np.flatnonzero(begins)
-    ends = np.append(rows[1:], len(value))
-    is_settled = (rows == first[rows]) | (ends - rows > GAP_RECORDS)
-    latest = np.maximum.accumulate(np.where(is_settled, rows, 0))
-    before, is_open = value[np.concatenate([rows[:1], latest[:-1]])], ~is_settled & (ends > fields.last_record[rows])
-    chosen = np.flatnonzero((value[rows] != before) & (rows != first[rows]) & (is_settled | is_open))
-    return rows[chosen], before[chosen], value[rows[chosen]], is_open[chosen]
+    is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (np.arange(len(values)) == first)
+    # A stretch of equal values begins at each of these rows; it is settled if it is long enough, or begins the episode.
+    begin_rows = np.flatnonzero(is_begin)
+    ends = np.append(begin_rows[1:], len(values))
+    is_settled = (begin_rows == first[begin_rows]) | (ends - begin_rows > GAP_RECORDS)
+    latest_settled = np.maximum.accumulate(np.where(is_settled, begin_rows, 0))
+    # The value of the last settled stretch before, and whether a stretch is too short only because the episode ends
+    before, is_open = (
+        values[np.concatenate([begin_rows[:1], latest_settled[:-1]])],
+        ~is_settled & (ends > fields.last_record[begin_rows]),
+    )
+    lasting = np.flatnonzero(
+        (values[begin_rows] != before) & (begin_rows != first[begin_rows]) & (is_settled | is_open)
+    )
+    return begin_rows[lasting], before[lasting], values[begin_rows[lasting]], is_open[lasting]
 
 
-def _hold(fields: RecordFields) -> Ints:
+def _held_body_or_free(fields: RecordFields) -> Ints:
     return np.where(fields.handles, fields.held_body, _FREE)
 
 
-def _load(fields: RecordFields) -> Ints:
+def _load_state(fields: RecordFields) -> Ints:
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
-def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
+def _register_event(
+    read_values: Callable[[RecordFields], Ints], *reads: str
+) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
     """Register a signal that is true where a value changes and the decorated function of old and new value is true."""
 
-    def register(becomes: Callable[[Ints, Ints], Bools]) -> Any:
-        @wraps(becomes)
-        def find(fields: RecordFields, is_open: bool = False) -> Bools:
-            rows, before, after, open_end = _changes(fields, value(fields))
-            marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
-            marked[rows[becomes(before, after) & (open_end == is_open)]] = True
-            return marked
+    def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
+        @wraps(is_event)
+        def mark_events(fields: RecordFields, is_open: bool = False) -> Bools:
+            # By default only changes that last; with `is_open`, those of which the episode's end leaves this unknown
+            change_rows, before, after, is_open_end = _find_lasting_changes(fields, read_values(fields))
+            is_marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
+            is_marked[change_rows[is_event(before, after) & (is_open_end == is_open)]] = True
+            return is_marked
 
-        unknown = partial(find, is_open=True)
-        of_event = signal(
+        mark_unknown = partial(mark_events, is_open=True)
+        register_signal = signal(
             unit="1",
             reads=("gripper_contact", WHOSE_GRIP, *reads),
             boolean=True,
             ahead=True,
-            unknown=unknown,
+            unknown=mark_unknown,
             ends_open=True,
         )
-        return of_event(find)
+        return register_signal(mark_events)
 
     return register
 
 
-@_event(_hold)
+@_register_event(_held_body_or_free)
 def grasped(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three records in which a target is held."""
     return np.not_equal(after, _FREE)
 
 
-@_event(_hold)
+@_register_event(_held_body_or_free)
 def released(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three records in which a target is no longer held."""
     return np.not_equal(before, _FREE)
 
 
-@_event(_load, "supported")
+@_register_event(_load_state, "supported")
 def lifted(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three records in which only the robot supports the held target."""
     return np.equal(after, _CARRIED)
 
 
-@_event(_load, "supported")
+@_register_event(_load_state, "supported")
 def put_down(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three records in which a lifted target is supported while it is still held."""
     return np.asarray((before == _CARRIED) & (after == _PUT))

@@ -21,63 +21,71 @@ class ScenePoses:
         self._fields, self._episode = fields, episode
         self._records = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
         self._tracks: dict[int, PoseTrack] = {}
-        table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
-        ids = {batch.body_label(body): body for body in table}
-        self.body = tuple(ids.get(part.body, -1) for part in geometry.parts)
+        bodies = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
+        body_by_label = {batch.body_label(body): body for body in bodies}
+        self.body = tuple(body_by_label.get(part.body, -1) for part in geometry.parts)
         """For each part, the index of its body in the body table; -1 if it has none."""
-        rows = batch.channel(LINK_MOTION).episode_rows(episode)
-        self._motion: dict[int, Floats] = {}
-        for column, (part, axis) in enumerate(geometry.components if rows.size else ()):
-            self._motion.setdefault(part, np.zeros((len(rows), 6)))[:, axis] = rows[:, column]
+        motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
+        # Part -> its motion relative to its parent in each record, [n, 6]: rotation vector and translation
+        self._motion_of_part: dict[int, Floats] = {}
+        for column, (part, axis) in enumerate(geometry.components if motion_rows.size else ()):
+            self._motion_of_part.setdefault(part, np.zeros((len(motion_rows), 6)))[:, axis] = motion_rows[:, column]
 
     @property
     def parts(self) -> dict[int, int]:
         """Body -> the first of its parts, whose pose is the pose of the body."""
+        # The order is reversed so that of several parts of a body the first remains.
         return {body: part for part, body in reversed([*enumerate(self.body)]) if body >= 0}
 
     def is_placed(self, part: int) -> bool:
         """Return whether the poses of a part are recorded."""
-        row = self.geometry.parts[part]
-        if row.parent == TRACKED:
+        part_row = self.geometry.parts[part]
+        if part_row.parent == TRACKED:
             poses = (self._fields.batch.body_pos_m, self._fields.batch.body_quat_wxyz)
             return all(self.body[part] in track.episode_poses(self._episode)[0] for track in poses)
-        return (not row.motion or part in self._motion) and (row.parent < 0 or self.is_placed(row.parent))
+        return (not part_row.motion or part in self._motion_of_part) and (
+            part_row.parent < 0 or self.is_placed(part_row.parent)
+        )
 
     def place(self, part: int) -> PoseTrack:
         """Return positions [n, 3] and orientations [n, 4] of a part, one row each if it is fixed; NaN if unknown."""
         if part not in self._tracks:
-            self._tracks[part] = self._place(part)
+            self._tracks[part] = self._compute_track(part)
         return self._tracks[part]
 
-    def _place(self, part: int) -> PoseTrack:
-        row, count = self.geometry.parts[part], self._records.stop - self._records.start
-        if row.parent == TRACKED:
+    def _compute_track(self, part: int) -> PoseTrack:
+        part_row, record_count = self.geometry.parts[part], self._records.stop - self._records.start
+        if part_row.parent == TRACKED:
             batch = self._fields.batch
-            position, turn = (
+            position, quaternion = (
                 tracked_rows(self._fields, poses, self.body[part], self._episode)
                 for poses in (batch.body_pos_m, batch.body_quat_wxyz)
             )
-            unknown = np.full((count, 4), np.nan)
+            nan_rows = np.full((record_count, 4), np.nan)
             return PoseTrack(
-                unknown[:, :3] if position is None else position,
-                unknown if turn is None else unit_quaternions(turn),
+                nan_rows[:, :3] if position is None else position,
+                nan_rows if quaternion is None else unit_quaternions(quaternion),
             )
-        if row.motion and part not in self._motion:
+        if part_row.motion and part not in self._motion_of_part:
             return PoseTrack(np.full((1, 3), np.nan), np.full((1, 4), np.nan))
-        ground = PoseTrack(np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
-        return move_part(row, self.place(row.parent) if row.parent >= 0 else ground, self._motion.get(part))
+        world_origin = PoseTrack(np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
+        return move_part(
+            part_row,
+            self.place(part_row.parent) if part_row.parent >= 0 else world_origin,
+            self._motion_of_part.get(part),
+        )
 
 
 def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) -> Floats | None:
     """Return the recorded poses of a body in an episode, [n, size], NaN where lost; None if they are not recorded."""
-    posed, rows = poses.episode_poses(episode)
-    column = np.flatnonzero(posed == body)
+    bodies, values = poses.episode_poses(episode)
+    column = np.flatnonzero(bodies == body)
     if not len(column):
         return None
-    track = rows[:, column[0]].copy()
+    track = values[:, column[0]].copy()
     if fields.has_lost_poses:
-        at = np.arange(fields.batch.starts[episode], fields.batch.starts[episode + 1])
-        track[fields.is_lost(np.full(len(at), body), at)] = np.nan
+        records = np.arange(fields.batch.starts[episode], fields.batch.starts[episode + 1])
+        track[fields.is_lost(np.full(len(records), body), records)] = np.nan
     return track
 
 

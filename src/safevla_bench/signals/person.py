@@ -28,9 +28,10 @@ def capsules(offset_m: Floats, height_m: float) -> Floats:
 
 def point_distances(points: Floats, person: Floats) -> Floats:
     """Return the distance of points in the person's frame [n, K, 3] from the nearest capsule [m], 0 inside, [n, K]."""
-    seen = points[:, :, None] - person[:, :3]
-    seen[..., 2] -= np.clip(seen[..., 2], -person[:, 3], person[:, 3])
-    least: Floats = (np.sqrt(np.square(seen).sum(axis=-1)) - person[:, 4]).min(axis=-1)
+    offsets = points[:, :, None] - person[:, :3]
+    # From the nearest point of each capsule's axis, which is vertical
+    offsets[..., 2] -= np.clip(offsets[..., 2], -person[:, 3], person[:, 3])
+    least: Floats = (np.sqrt(np.square(offsets).sum(axis=-1)) - person[:, 4]).min(axis=-1)
     return np.maximum(least, 0.0)
 
 
@@ -39,8 +40,11 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
     `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
-    axes = np.concatenate([person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1)
-    gaps = box_gaps(scene, links, frame, axes)
+    # The axes as boxes without width: center, quaternion and half sizes
+    axis_boxes = np.concatenate(
+        [person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1
+    )
+    gaps = box_gaps(scene, links, frame, axis_boxes)
     least: Floats = (gaps - person[:, 4]).min(axis=-1)
     return np.maximum(least, 0.0)
 
@@ -52,9 +56,9 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     """
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
-        nearest, rows = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
-        known = 0.0 * distance[rows, nearest]  # NaN where the nearest link is unknown
-        gained = distance[rows - 1, nearest] - distance[rows + 1, nearest] + known
+        nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
+        zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest link is unknown
+        gained = distance[records - 1, nearest] - distance[records + 1, nearest] + zero_or_nan
         speed[1:-1] = np.maximum(gained / (time_s[2:] - time_s[:-2]), 0.0)
         speed[0], speed[-1] = speed[1], speed[-2]
     return speed

@@ -85,14 +85,15 @@ class RecordFields:
         kinds = {SIGNALS[name].of_arm for name in names} - {""}
         if not kinds:
             return [self]
-        every = [np.minimum(k, counts - 1) for k in range(int(counts.max()))]
+        # For each view, the index of its arm in each episode, [E]; episodes with fewer arms repeat their last arm.
+        arm_choices = [np.minimum(k, counts - 1) for k in range(int(counts.max()))]
         if "grip" in kinds:
-            contact = np.array(
-                [np.logical_or.reduceat(self.of_arm(k).own_contact, self.batch.starts[:-1]) for k in every]
+            has_contact = np.array(
+                [np.logical_or.reduceat(self.of_arm(k).own_contact, self.batch.starts[:-1]) for k in arm_choices]
             )
-            first, idle = contact.argmax(axis=0), contact.any(axis=0) & ~contact
-            every = [np.where(idle[k], first, own) for k, own in enumerate(every)]
-        return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in every}.values()]
+            first_touching, is_idle = has_contact.argmax(axis=0), has_contact.any(axis=0) & ~has_contact
+            arm_choices = [np.where(is_idle[k], first_touching, arm) for k, arm in enumerate(arm_choices)]
+        return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in arm_choices}.values()]
 
     def name_arm(self, episode: int = 0) -> str:
         """Return the name of the chosen arm of an episode; "" if it has one arm, or none was chosen."""
@@ -126,8 +127,8 @@ class RecordFields:
         """Return the fields of one episode, reusing computed signals."""
         arm = None if self.chosen_arm is None else self.chosen_arm[[episode]]
         episode_fields = RecordFields(select_episodes(self.batch, [episode]), arm=arm)
-        records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
-        episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
+        rows = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
+        episode_fields._arrays = {key: array[rows] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
         return episode_fields
 
     @cached_property
@@ -184,38 +185,45 @@ class RecordFields:
         """Index of the held target, [N]. It is the target in the arm's gripper, if any. Otherwise, it is the target
         that this arm held last, if another arm holds that target now; else the header's `target_object`, -1 if none.
         """
-        return np.where(self.is_handed_over, self._last_held, self._own_held)
+        return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
     @cached_property
-    def _own_held(self) -> Ints:
+    def _own_held_body(self) -> Ints:
+        # The target in this arm's gripper, or else the header's target, [N]
         gripped = self.gripped
-        holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
+        holds_target = (gripped >= 0) & (self._roles_of_bodies(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
 
     @cached_property
-    def _last_held(self) -> Ints:
-        return self._latest(self.own_grip, self._own_held)
+    def _last_held_body(self) -> Ints:
+        # The target that this arm itself holds now or held last, [N]
+        return self._latest_held_body(self.own_grip, self._own_held_body)
 
-    def _latest(self, holds: Bools, body: Ints) -> Ints:
-        row = np.maximum.accumulate(np.where(holds, np.arange(len(body)), -1))
-        return np.where(row >= self.first_record, body[row], self.spread_over_records(self.batch.target))
+    def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
+        # Return `body` [N] at the episode's latest record where `is_held`; before the first one, the header's target.
+        latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
+        return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
     @cached_property
     def shared(self) -> list[Bools]:
         """For each of `other_arms`, whether it holds the same target as this arm, [N]."""
         return [
-            self.own_grip & other.own_grip & (self._own_held == other._own_held) & self.spread_over_records(is_other)
-            for other, is_other in self._rivals
+            self.own_grip
+            & other.own_grip
+            & (self._own_held_body == other._own_held_body)
+            & self.spread_over_records(is_other)
+            for other, is_other in self._other_arms_by_episode
         ]
 
     @cached_property
-    def _rivals(self) -> list[tuple[RecordFields, Bools]]:
+    def _other_arms_by_episode(self) -> list[tuple[RecordFields, Bools]]:
+        # Each of `other_arms`, and for which episodes it is an arm other than this one, [E]
         return [(other, other.arm != self.arm) for other in self.other_arms]
 
     @cached_property
     def is_handed_over(self) -> Bools:
         """True where this arm holds no target, and another arm holds the target that this arm held last, [N]."""
-        return self._held_by_another(self._last_held)
+        return self._held_by_another(self._last_held_body)
 
     @cached_property
     def is_held_elsewhere(self) -> Bools:
@@ -223,23 +231,23 @@ class RecordFields:
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
-        held = np.zeros(len(self.own_grip), dtype=np.bool_)
-        for other, is_other in self._rivals:
-            held |= other.own_grip & (other._own_held == body) & self.spread_over_records(is_other)
-        return held & ~self.own_grip
+        is_held = np.zeros(len(self.own_grip), dtype=np.bool_)
+        for other, is_other in self._other_arms_by_episode:
+            is_held |= other.own_grip & (other._own_held_body == body) & self.spread_over_records(is_other)
+        return is_held & ~self.own_grip
 
-    def _body_roles(self, body: Ints) -> NDArray[np.int8]:
+    def _roles_of_bodies(self, body: Ints) -> NDArray[np.int8]:
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
     def own_grip(self) -> Bools:
         """True while the gripper has contact, [N], unless the gripped body is not a target or no target is known."""
-        return self.own_contact & ~self.is_foreign & (self._own_held >= 0)
+        return self.own_contact & ~self.is_foreign & (self._own_held_body >= 0)
 
     @cached_property
     def is_foreign(self) -> Bools:
         """True where the arm is known to hold a body that is not a target, [N]."""
-        foreign: Bools = (self.gripped >= 0) & (self._body_roles(self.gripped) != TARGET)
+        foreign: Bools = (self.gripped >= 0) & (self._roles_of_bodies(self.gripped) != TARGET)
         return foreign
 
     @cached_property
@@ -270,90 +278,104 @@ class RecordFields:
     @cached_property
     def handled_body(self) -> Ints:
         """Index of the target that is held or was held last, [N]; before the first grip, the task's target."""
-        return self._latest(self.handles, self.held_body)
+        return self._latest_held_body(self.handles, self.held_body)
 
     @cached_property
     def handled_pos(self) -> Floats:
         """Position of `handled_body` in the world [m], [N, 3], NaN if not recorded or unknown."""
-        return self._pose_rows(self.batch.body_pos_m, self.handled_body)
+        return self._known_poses(self.batch.body_pos_m, self.handled_body)
 
     @cached_property
     def handled_quat(self) -> Floats:
         """Orientation of `handled_body`, unit wxyz, [N, 4]; NaN as in `handled_pos`."""
-        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.handled_body))
+        return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
     def supported(self) -> Bools:
         """True where contacts with bodies other than the robot carry half of `handled_body`'s weight or more, [N]."""
-        rows = self._poses_at(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
+        rows = self._recorded_poses(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
         """Smallest opening of the bodies that the end effector is inside, [N]; inf if none, NaN if not recorded."""
-        batch, least = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
-        for e in np.flatnonzero(batch.entered.present).tolist():
-            (doors, opening), (inner, inside) = batch.opening.episode_poses(e), batch.entered.episode_poses(e)
-            for k, body in enumerate(inner):
-                records, column = np.flatnonzero(inside[:, k, 0]), np.flatnonzero(doors == body)
-                at = int(batch.starts[e]) + records
-                least[at] = np.minimum(least[at], opening[records, column[0], 0] if len(column) else np.nan)
-        return least
+        batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
+        for episode in np.flatnonzero(batch.entered.present).tolist():
+            (doors, opening), (entered, is_inside) = (
+                batch.opening.episode_poses(episode),
+                batch.entered.episode_poses(episode),
+            )
+            for column, body in enumerate(entered):
+                records, door = (
+                    np.flatnonzero(is_inside[:, column, 0]),
+                    np.flatnonzero(doors == body),
+                )
+                rows = int(batch.starts[episode]) + records
+                least_opening[rows] = np.minimum(
+                    least_opening[rows], opening[records, door[0], 0] if len(door) else np.nan
+                )
+        return least_opening
 
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target in the world [m], [N, 3], NaN if not recorded or unknown."""
-        return self._pose_rows(self.batch.body_pos_m, self.held_body)
+        return self._known_poses(self.batch.body_pos_m, self.held_body)
 
     @cached_property
     def held_pos_start(self) -> Floats:
         """Position of each record's `held_body` in record 0 of the episode [m], [N, 3]; NaN as in `held_pos`."""
-        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
+        return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
         """Return, for the body that is held at each record, its position `by` records later [m], [N, 3].
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
-        at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
-        return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
+        rows = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
+        return self._known_poses(self.batch.body_pos_m, self.held_body, rows=rows)
 
     @cached_property
     def held_quat(self) -> Floats:
         """Orientation of `held_body` (the target while nothing is held), unit wxyz, [N, 4]; NaN as in `held_pos`."""
-        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body))
+        return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
         """Orientation of each record's `held_body` in record 0, unit wxyz, [N, 4]; NaN as in `held_pos`."""
-        return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
+        return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
-    def _pose_rows(self, poses: Poses, body: Ints, at: Ints | None = None) -> Floats:
-        at = np.arange(len(body)) if at is None else at
-        rows = self._poses_at(poses, body, at)
+    def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
+        rows = np.arange(len(body)) if rows is None else rows
+        values = self._recorded_poses(poses, body, rows)
         if self.has_lost_poses:
-            rows[self.is_lost(body, at)] = np.nan
-        return rows
+            values[self.is_lost(body, rows)] = np.nan
+        return values
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
         """Return whether the pose of body[k] is marked as unknown at record[k], [K]; False for the body -1 (none)."""
         valid = self.batch.pose_valid
-        lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
-        column, record = pose_columns(self.batch, valid)[body[lost]], record[lost]
+        is_lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
+        column, record = pose_columns(self.batch, valid)[body[is_lost]], record[is_lost]
         episode = self.batch.episode_of_record[record]
-        row = (record - self.batch.starts[episode]) * np.diff(valid.body_starts)[episode]
-        lost[lost] = valid.channel.values[valid.channel.starts[episode] + row + column] == 0
-        return np.asarray(lost)
+        # Each record has one number per body that the channel lists.
+        first_pose = (record - self.batch.starts[episode]) * np.diff(valid.body_starts)[episode]
+        is_lost[is_lost] = valid.channel.values[valid.channel.starts[episode] + first_pose + column] == 0
+        return np.asarray(is_lost)
 
-    def _poses_at(self, poses: Poses, body: Ints, at: Ints) -> Floats:
-        column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
-        is_posed = (body >= 0) & (column >= 0)
-        per_record = np.diff(poses.body_starts)
-        base = offsets_of(per_record * self.batch.lengths)[:-1]
-        row = self.spread_over_records(base) + (at - self.first_record) * self.spread_over_records(per_record) + column
-        rows = np.full((len(body), poses.size), np.nan)
-        rows[is_posed] = poses.channel.values.reshape(-1, poses.size)[row[is_posed]]
-        return rows
+    def _recorded_poses(self, poses: Poses, body: Ints, rows: Ints) -> Floats:
+        pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
+        is_posed = (body >= 0) & (pose_column >= 0)
+        bodies_per_record = np.diff(poses.body_starts)
+        # Index of each episode's first pose in the flat channel; each record has one pose per posed body.
+        first_pose = offsets_of(bodies_per_record * self.batch.lengths)[:-1]
+        flat_index = (
+            self.spread_over_records(first_pose)
+            + (rows - self.first_record) * self.spread_over_records(bodies_per_record)
+            + pose_column
+        )
+        values = np.full((len(body), poses.size), np.nan)
+        values[is_posed] = poses.channel.values.reshape(-1, poses.size)[flat_index[is_posed]]
+        return values
 
     def lacks_field(self, field: str) -> Bools:
         """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
@@ -366,14 +388,16 @@ class RecordFields:
 
     def lacks_impulse(self) -> Bools:
         """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""
-        starts = self.first_record[self.record_of_contact]
-        lost = np.isnan(self.batch.contacts.net_impulse_ns) & (self.record_of_contact > starts)
-        return np.bincount(self.batch.episode_of_record[self.record_of_contact[lost]], minlength=len(self.batch)) > 0
+        first_records = self.first_record[self.record_of_contact]
+        is_lacking = np.isnan(self.batch.contacts.net_impulse_ns) & (self.record_of_contact > first_records)
+        return (
+            np.bincount(self.batch.episode_of_record[self.record_of_contact[is_lacking]], minlength=len(self.batch)) > 0
+        )
 
-    def _body_lacks(self, poses: Poses, body: Ints) -> Bools:
-        column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
-        lacking = (body < 0) | (column < 0)
-        return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
+    def _lacks_body_pose(self, poses: Poses, body: Ints) -> Bools:
+        pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
+        is_lacking = (body < 0) | (pose_column < 0)
+        return ~poses.present | np.logical_or.reduceat(is_lacking, self.batch.starts[:-1])
 
 
 def angle_of_cosine(cosine: Floats) -> Floats:
@@ -391,10 +415,10 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
     """Return each body's index among the bodies of its episode that have poses, [B]; -1 if it has none."""
-    column = np.full(len(batch.body_role), -1, dtype=np.int64)
-    counts = np.diff(poses.body_starts)
-    column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], counts)
-    return column
+    pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
+    bodies_per_episode = np.diff(poses.body_starts)
+    pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
+    return pose_column
 
 
 def unit_quaternions(quats: Floats) -> Floats:
@@ -404,29 +428,29 @@ def unit_quaternions(quats: Floats) -> Floats:
     return unit
 
 
-def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
+def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
     return lambda fields: ~fields.batch.channel(name).present
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
     """Return whether several arms of an episode have contact, and it is unknown what one of them holds, [E]."""
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
-    gripping, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
-    for k in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
-        contact, gripped = fields.batch.grips_of(np.minimum(k, counts - 1))
-        contact &= fields.spread_over_records(k < counts)
-        gripping += np.logical_or.reduceat(contact, starts)
-        is_unknown |= np.logical_or.reduceat(contact & (gripped < 0), starts)
-    return is_unknown & (gripping > 1)
+    gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
+    for arm in range(int(counts.max(initial=1))) if counts.max(initial=1) > 1 else ():
+        has_contact, gripped_body = fields.batch.grips_of(np.minimum(arm, counts - 1))
+        has_contact &= fields.spread_over_records(arm < counts)
+        gripping_arm_count += np.logical_or.reduceat(has_contact, starts)
+        is_unknown |= np.logical_or.reduceat(has_contact & (gripped_body < 0), starts)
+    return is_unknown & (gripping_arm_count > 1)
 
 
-_OF_ARM = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
+_ARM_CHANNELS = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", "gripper_contact", "gripped_body")
 WHOSE_GRIP = "gripped_body of each arm that has contact"
 NO_PERSON = "a person's place (the [person] table of a rules file)"
 SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
-    **{name: _lacks_channel(name) for name in (*TORQUES, *_OF_ARM)},
+    **{name: _make_channel_check(name) for name in (*TORQUES, *_ARM_CHANNELS)},
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NO_IMPULSE: lambda fields: fields.lacks_impulse(),
     SECOND_ARM: lambda fields: fields.arm_counts == 1,
@@ -436,19 +460,19 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_limit_nm": _lacks_torque_limits,
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
-    "body_pos_m of the held target": lambda fields: fields._body_lacks(fields.batch.body_pos_m, fields.held_body),
-    "body_quat_wxyz of the held target": lambda fields: fields._body_lacks(
+    "body_pos_m of the held target": lambda fields: fields._lacks_body_pose(fields.batch.body_pos_m, fields.held_body),
+    "body_quat_wxyz of the held target": lambda fields: fields._lacks_body_pose(
         fields.batch.body_quat_wxyz, fields.held_body
     ),
-    "supported": lambda fields: fields._body_lacks(fields.batch.supported, fields.handled_body),
+    "supported": lambda fields: fields._lacks_body_pose(fields.batch.supported, fields.handled_body),
     "opening of what is entered": lambda fields: np.isnan(
         np.add.reduceat(fields.entered_opening, fields.batch.starts[:-1])
     ),
     "entered": lambda fields: ~fields.batch.entered.present,
 }
-_ARM_FIELDS = {
-    **dict.fromkeys(_OF_ARM[:3], "hand"),
-    **dict.fromkeys((*_OF_ARM[3:], "supported"), "grip"),
+_KIND_OF_FIELD = {
+    **dict.fromkeys(_ARM_CHANNELS[:3], "hand"),
+    **dict.fromkeys((*_ARM_CHANNELS[3:], "supported"), "grip"),
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
 """Raw field of one arm -> the kind of signals that read it, see `Signal.of_arm`."""
@@ -519,7 +543,7 @@ class Signal:
     @property
     def of_arm(self) -> str:
         """`grip` if the signal is about what one arm holds, `hand` if it is only about one arm's hand, "" otherwise."""
-        kinds = {_ARM_FIELDS.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
+        kinds = {_KIND_OF_FIELD.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
         kinds |= {"hand"} if any(field.endswith(" of eef") for field in self.reads) else set()
         return "grip" if "grip" in kinds else "hand" if "hand" in kinds else ""
 
@@ -527,7 +551,7 @@ class Signal:
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
-        """Return whether the value is unknown at each record because of a pose, [N]; missing fields do not count."""
+        """Return which values a pose (or with `ends_open`, the end) makes unknown, [N]; missing fields do not count."""
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -545,10 +569,10 @@ class SignalTable(Mapping[str, Signal]):
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
             return _REGISTERED[name]
-        form, _, rest = name.partition("(")
-        if form not in FORMS or not rest.endswith(")"):
+        form, _, arguments = name.partition("(")
+        if form not in FORMS or not arguments.endswith(")"):
             raise KeyError(name)
-        return FORMS[form](tuple(_read_argument(text) for text in _ARGUMENT.findall(rest[:-1])))
+        return FORMS[form](tuple(_read_argument(text) for text in _ARGUMENT.findall(arguments[:-1])))
 
     def __contains__(self, name: object) -> bool:
         return name in _REGISTERED or (isinstance(name, str) and name.partition("(")[0] in FORMS and "(" in name)
@@ -605,8 +629,8 @@ def signal(
             if values.dtype == np.bool_:
                 return values
             values = np.add(values, 0.0)  # avoid -0.0 in outputs
-            lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
-            return np.where(fields.spread_over_records(lacking), np.nan, values) if lacking.any() else values
+            is_lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
+            return np.where(fields.spread_over_records(is_lacking), np.nan, values) if is_lacking.any() else values
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:

@@ -86,52 +86,59 @@ class Form:
     """The channel with a value per body that is read instead of poses; "" if poses are read."""
 
 
-def _offsets(a: Track, b: Track) -> Floats:
+def _pair_offsets(a: Track, b: Track) -> Floats:
+    # Position of each body of `a` relative to each body of `b`, [n, bodies of a, bodies of b, 3]
     offset: Floats = a.position[:, :, None] - b.position[:, None]
     return offset
 
 
-def _distance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    return _flatten(np.sqrt(np.square(_offsets(*tracks)).sum(axis=-1)))
+def _measure_distance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    return _flatten_pairs(np.sqrt(np.square(_pair_offsets(*tracks)).sum(axis=-1)))
 
 
-def _height(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    return _flatten(_offsets(*tracks)[..., 2])
+def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    return _flatten_pairs(_pair_offsets(*tracks)[..., 2])
 
 
-def _over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    offset = _offsets(*tracks)
-    return _flatten(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
+def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # Beside the line: the horizontal distance; for a body that is farther below the other one: how far it is below
+    offset = _pair_offsets(*tracks)
+    return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
 
-def _clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    center, half = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
-    seen = turn_back(tracks[1].quaternion[:, None], _offsets(*tracks))
-    beyond = np.abs(seen - center) - half
-    outside = np.sqrt(np.square(np.maximum(beyond, 0.0)).sum(axis=-1))
-    return _flatten(outside + np.minimum(beyond.max(axis=-1), 0.0))
+def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    center, half_size = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
+    in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
+    beyond_face = np.abs(in_box_frame - center) - half_size
+    outside = np.sqrt(np.square(np.maximum(beyond_face, 0.0)).sum(axis=-1))
+    # Inside, the value is minus the distance to the nearest face.
+    return _flatten_pairs(outside + np.minimum(beyond_face.max(axis=-1), 0.0))
 
 
-def _flatten(values: Floats) -> Floats:
+def _flatten_pairs(values: Floats) -> Floats:
     return values.reshape(len(values), -1)
 
 
-def _speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     (track,) = tracks
-    step = np.sqrt(np.square(track.position[2:] - track.position[:-2]).sum(axis=-1))
-    return _extend(step, time_s)
+    moved_m = np.sqrt(np.square(track.position[2:] - track.position[:-2]).sum(axis=-1))
+    return _divide_by_time(moved_m, time_s)
 
 
-def _turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     (track,) = tracks
     before, after = track.quaternion[:-2], track.quaternion[2:]
-    nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)  # q and -q are the same rotation
-    apart, together = (np.sqrt(np.square(ends).sum(axis=-1)) for ends in (before - nearer, before + nearer))
-    quarter = np.arctan2(apart.astype(np.longdouble), together).astype(np.float64)  # precision as in `angle_of_cosine`
-    return _extend(np.degrees(4.0 * quarter), time_s)
+    # q and -q are the same rotation.
+    nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
+    # The norms are 2 sin(angle / 4) and 2 cos(angle / 4).
+    difference, total = (np.sqrt(np.square(vectors).sum(axis=-1)) for vectors in (before - nearer, before + nearer))
+    # Precision as in `angle_of_cosine`
+    quarter_angle = np.arctan2(difference.astype(np.longdouble), total).astype(np.float64)
+    return _divide_by_time(np.degrees(4.0 * quarter_angle), time_s)
 
 
-def _extend(change: Floats, time_s: Floats) -> Floats:
+def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
+    # Divide changes over two steps [n - 2, K] by their duration; the first and last record take their neighbor's rate.
     rate = np.full((len(time_s), change.shape[1]), np.nan)
     if len(change):
         rate[1:-1] = change / (time_s[2:] - time_s[:-2])[:, None]
@@ -139,36 +146,38 @@ def _extend(change: Floats, time_s: Floats) -> Floats:
     return rate
 
 
-def _tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     x, y = tracks[0].quaternion[..., 1], tracks[0].quaternion[..., 2]
     return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
 
-def _position(axis: str) -> Form:
+def _make_position_form(axis: str) -> Form:
     column, meaning = "xyz".index(axis), f"{axis} of the position of {{of}} in the world."
     return Form("m", ("of",), {}, meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
 
-_PERSON: Mapping[str, Any] = {
+_PERSON_FIELDS: Mapping[str, Any] = {
     "places": ("of", "at"),
     "numbers": {"offset_m": 3, "height_m": 1},
-    "measure": _distance,
+    "measure": _measure_distance,
     "turned": ("at",),
 }
 PLACED_FORMS: Mapping[str, Form] = {
-    **{f"position_{axis}": _position(axis) for axis in "xyz"},
-    "distance": Form("m", ("of", "to"), {}, "Distance between the positions of {of} and {to}.", _distance),
+    **{f"position_{axis}": _make_position_form(axis) for axis in "xyz"},
+    "distance": Form("m", ("of", "to"), {}, "Distance between the positions of {of} and {to}.", _measure_distance),
     "gap": Form(
         "m",
         ("of", "to"),
         {},
         "Least distance between the collision shapes of {of} and {to}, 0 where they overlap.",
-        _distance,
+        _measure_distance,
         ahead=True,
         is_gap=True,
     ),
-    "height_above": Form("m", ("of", "above"), {}, "Height of {of} above {above}, by their positions.", _height),
-    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical line above {below}.", _over),
+    "height_above": Form(
+        "m", ("of", "above"), {}, "Height of {of} above {above}, by their positions.", _measure_height
+    ),
+    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical line above {below}.", _measure_over),
     "opening": Form(
         "1",
         ("of",),
@@ -182,29 +191,31 @@ PLACED_FORMS: Mapping[str, Form] = {
         ("of", "box"),
         {"center_m": 3, "size_m": 3},
         "Distance of the position of {of} from a box fixed to {box}, negative inside.",
-        _clearance,
+        _measure_clearance,
         turned=("box",),
     ),
     "person_distance": Form(
-        **_PERSON,
+        **_PERSON_FIELDS,
         unit="m",
         meaning="Distance between {of} and a person placed in the frame of {at}, 0 where they meet.",
         person_column=0,
     ),
     "person_approach": Form(
-        **_PERSON,
+        **_PERSON_FIELDS,
         unit="m/s",
         meaning="Speed at which {of} approaches a person placed in the frame of {at}, at least 0.",
         person_column=1,
         ahead=True,
     ),
-    "speed": Form("m/s", ("of",), {}, "Speed of {of} by central difference.", _speed, is_greatest=True, ahead=True),
+    "speed": Form(
+        "m/s", ("of",), {}, "Speed of {of} by central difference.", _measure_speed, is_greatest=True, ahead=True
+    ),
     "turning_rate": Form(
         "deg/s",
         ("of",),
         {},
         "Turning rate of {of} by central difference.",
-        _turning_rate,
+        _measure_turning_rate,
         is_greatest=True,
         turned=("of",),
         unplaced=("of",),
@@ -215,7 +226,7 @@ PLACED_FORMS: Mapping[str, Form] = {
         ("of",),
         {},
         "Angle between the z axis of {of} and the vertical.",
-        _tilt,
+        _measure_tilt,
         is_greatest=True,
         turned=("of",),
         unplaced=("of",),
@@ -229,8 +240,8 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
     Raises `FormulaError` for an unknown form or key, or a missing key.
     """
-    kind = _find_form(form)
-    keys = (*kind.places, *kind.numbers)
+    definition = _find_form(form)
+    keys = (*definition.places, *definition.numbers)
     for key in (*values, *keys):
         if key not in keys or key not in values:
             problem = f"{form} has no key {key!r}" if key not in keys else f"{form} lacks the key {key!r}"
@@ -241,9 +252,9 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
         arguments += value if isinstance(value, list) else [value]
     for argument in arguments:
         if isinstance(argument, bool) or not isinstance(argument, str | int | float):
-            raise FormulaError(f"{argument!r} is neither a name nor a number", remedy=_usage(form, kind))
-    given = tuple(argument if isinstance(argument, str) else float(argument) for argument in arguments)  # type: ignore[arg-type]
-    return make_signal(form, given).name
+            raise FormulaError(f"{argument!r} is neither a name nor a number", remedy=_describe_usage(form, definition))
+    parsed = tuple(argument if isinstance(argument, str) else float(argument) for argument in arguments)  # type: ignore[arg-type]
+    return make_signal(form, parsed).name
 
 
 def _find_form(form: str) -> Form:
@@ -252,7 +263,7 @@ def _find_form(form: str) -> Form:
     return PLACED_FORMS[form]
 
 
-def _usage(form: str, kind: Form) -> str:
+def _describe_usage(form: str, kind: Form) -> str:
     numbers = [key if count == 1 else f"{key} ({count} numbers)" for key, count in kind.numbers.items()]
     return f"write {form}({', '.join((*kind.places, *numbers))})"
 
@@ -262,32 +273,44 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     """Return the signal of a form and its arguments. Raises `FormulaError` if they are invalid."""
     kind = _find_form(form)
     places, numbers = arguments[: len(kind.places)], arguments[len(kind.places) :]
-    named = [place for place in places if isinstance(place, str)]
-    sizes = [number for number in numbers if isinstance(number, float) and np.isfinite(number)]
-    if len(named) != len(kind.places) or len(numbers) != len(sizes) or len(sizes) != sum(kind.numbers.values()):
-        raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_usage(form, kind))
-    if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
+    place_names = [place for place in places if isinstance(place, str)]
+    finite_numbers = [number for number in numbers if isinstance(number, float) and np.isfinite(number)]
+    if (
+        len(place_names) != len(kind.places)
+        or len(numbers) != len(finite_numbers)
+        or len(finite_numbers) != sum(kind.numbers.values())
+    ):
+        raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_describe_usage(form, kind))
+    if "size_m" in kind.numbers and min(finite_numbers[-3:]) <= 0:
         raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
-    if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
+    if kind.person_column is not None and (
+        place_names[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= finite_numbers[-1] <= 2.5
+    ):
         problem = "a person must be 0.5 to 2.5 m tall, with `of` robot or eef"
         raise FormulaError(problem, remedy="of = robot measures the links' shapes, of = eef the hand's position")
-    for key, place in zip(kind.places, named, strict=True):
+    for key, place in zip(kind.places, place_names, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
 
     def compute(fields: RecordFields) -> Floats:
-        return fields.compute_once(SIGNAL_KIND, name, lambda own: _measure(own, kind, named, sizes))
+        return fields.compute_once(
+            SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, place_names, finite_numbers)
+        )
 
-    roles = dict(zip(kind.places, named, strict=True))
-    reads = tuple(dict.fromkeys(field for key, place in roles.items() for field in _fields_read(kind, key, place)))
-    meaning = kind.meaning.format(**{key: _PLACE_WORDS.get(place, place) for key, place in roles.items()})
-    behind = Bodies("place", "measured at", call=(form, arguments))
-    return Signal(name, kind.unit, reads, False, False, kind.ahead or HANDLED in named, meaning, compute, None, behind)
+    place_of_key = dict(zip(kind.places, place_names, strict=True))
+    reads = tuple(
+        dict.fromkeys(field for key, place in place_of_key.items() for field in _list_fields_read(kind, key, place))
+    )
+    meaning = kind.meaning.format(**{key: _PLACE_WORDS.get(place, place) for key, place in place_of_key.items()})
+    bodies = Bodies("place", "measured at", call=(form, arguments))
+    return Signal(
+        name, kind.unit, reads, False, False, kind.ahead or HANDLED in place_names, meaning, compute, None, bodies
+    )
 
 
 def _check_place(place: str, key: str, kind: Form) -> None:
     if not place or '"' in place:
-        raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES}")
+        raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
         raise FormulaError("only a box or person can be fixed to the world", remedy="name a body, a role, eef or held")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
@@ -308,40 +331,43 @@ _PLACE_WORDS = {
     **{role: f"any {role}" for role in ROLES},
     ROLES[ROBOT]: "any part of the robot",
 }
-_PLACES = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, in which * matches any letters"
+_PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, in which * matches any letters"
 
 
-def _fields_read(kind: Form, key: str, place: str) -> list[str]:
+def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
         return []
     if kind.is_gap or (kind.person_column is not None and place == ROLES[ROBOT]):
         return [f"{_SHAPES} of {place}"]
-    read = (["pos_m"] if key not in kind.unplaced else []) + (["quat_wxyz"] if key in kind.turned else [])
+    quantities = (["pos_m"] if key not in kind.unplaced else []) + (["quat_wxyz"] if key in kind.turned else [])
     if place == EEF:
-        return [f"eef_{name}" for name in read]
-    of = {HELD_BODY: " of the held target", HANDLED: " of the held target", **dict.fromkeys(ROLES, "")}
-    return [f"body_{name}{of.get(place, f' of {place}')}" for name in read]
+        return [f"eef_{name}" for name in quantities]
+    suffix_of_place = {HELD_BODY: " of the held target", HANDLED: " of the held target", **dict.fromkeys(ROLES, "")}
+    return [f"body_{name}{suffix_of_place.get(place, f' of {place}')}" for name in quantities]
 
 
-def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
+def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     if kind.person_column is not None:
-        name = format_call("person", (*places, *numbers))
+        person_call = format_call("person", (*places, *numbers))
         distance_and_speed = fields.compute_once(
-            "person", name, lambda own: _measure_person(own, kind, places, numbers)
+            "person", person_call, lambda own_fields: _measure_person(own_fields, kind, places, numbers)
         )
         return distance_and_speed[:, kind.person_column]
     values = np.full(int(fields.batch.starts[-1]), np.nan)
-    fold = np.max if kind.is_greatest else np.min
+    least_or_greatest = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):
         records = slice(int(fields.batch.starts[episode]), int(fields.batch.starts[episode + 1]))
         if kind.is_gap:
             values[records] = _measure_gap(fields, places, episode, records)
             continue
-        tracks = [_track(fields, kind, *item, episode, records) for item in zip(kind.places, places, strict=True)]
+        tracks = [
+            _read_track(fields, kind, *key_and_place, episode, records)
+            for key_and_place in zip(kind.places, places, strict=True)
+        ]
         if all(track.body.size for track in tracks):
-            measured = fold(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
+            measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
             # Without a held body, the values are infinite in all records or in none.
             is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(is_nothing, np.nan, measured)
@@ -354,15 +380,17 @@ def _measure_pairs(
     """Return the form's value for each pair of bodies, or for each body, [n, pairs]. A body paired with itself has the
     value infinity if its pose is recorded or marked as unknown, else NaN.
     """
-    values = kind.measure(tracks, numbers, _times(fields, records))
+    values = kind.measure(tracks, numbers, _record_times_s(fields, records))
     if len(tracks) == 1:
         return values
-    one, other = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
-    same, one = (
-        np.broadcast_to(rows.reshape(len(rows), -1), values.shape) for rows in ((one == other) & (one >= 0), one)
+    body, other_body = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
+    # From [n or 1, bodies, other bodies] to [n, pairs]
+    is_same_body, body = (
+        np.broadcast_to(rows.reshape(len(rows), -1), values.shape)
+        for rows in ((body == other_body) & (body >= 0), body)
     )
-    record, pair = np.nonzero(same)
-    has_pose = ~np.isnan(values[record, pair]) | fields.is_lost(one[record, pair], records.start + record)
+    record, pair = np.nonzero(is_same_body)
+    has_pose = ~np.isnan(values[record, pair]) | fields.is_lost(body[record, pair], records.start + record)
     values[record[has_pose], pair[has_pose]] = np.inf
     return values
 
@@ -378,19 +406,24 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     numbers = [float(number) for number in arguments[len(kind.places) :]]
     records = slice(0, int(fields.batch.starts[-1]))
     if kind.is_gap:
-        return _nearest_bodies(fields, places, record)
+        return _find_nearest_bodies(fields, places, record)
     if kind.person_column is not None:
-        links, distance = _person_distances(fields, kind, places, numbers, 0, records)
+        links, distance = _measure_person_distances(fields, kind, places, numbers, 0, records)
         return tuple(links[distance[record].argmin()][:1]) if links and np.isfinite(distance[record]).any() else ()
-    tracks = [_track(fields, kind, *item, 0, records) for item in zip(kind.places, places, strict=True)]
+    tracks = [
+        _read_track(fields, kind, *key_and_place, 0, records) for key_and_place in zip(kind.places, places, strict=True)
+    ]
     if not all(track.body.size for track in tracks):
         return ()
-    row = _measure_pairs(fields, kind, tracks, numbers, records)[record]
-    if not np.isfinite(row).any():
+    record_values = _measure_pairs(fields, kind, tracks, numbers, records)[record]
+    if not np.isfinite(record_values).any():
         return ()
-    best = int(np.nanargmax(row) if kind.is_greatest else np.nanargmin(row))
-    chosen = np.unravel_index(best, [track.body.shape[1] for track in tracks])
-    bodies = [int(track.body[record if len(track.body) > 1 else 0, k]) for track, k in zip(tracks, chosen, strict=True)]
+    deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
+    body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
+    bodies = [
+        int(track.body[record if len(track.body) > 1 else 0, column])
+        for track, column in zip(tracks, body_columns, strict=True)
+    ]
     return tuple(body for body in bodies if body >= 0)
 
 
@@ -403,77 +436,89 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
         return []
     place, numbers = str(arguments[1]), [float(number) for number in arguments[2:]]
     if form == "person_distance":
-        parts = person.capsules(np.array(numbers[:3]), numbers[3])
-        shown = [[*row[:3], *2 * row[[4, 4]], 2 * (row[3] + row[4])] for row in parts]
-        return [(None if place == WORLD else place, list(map(float, row))) for row in shown]
+        person_capsules = person.capsules(np.array(numbers[:3]), numbers[3])
+        # A capsule has five numbers: its middle, half the length of its axis, and its radius.
+        capsule_boxes = [
+            [*capsule[:3], *2 * capsule[[4, 4]], 2 * (capsule[3] + capsule[4])] for capsule in person_capsules
+        ]
+        return [(None if place == WORLD else place, list(map(float, box))) for box in capsule_boxes]
     if place == WORLD:
         return [(None, numbers)]
     if place in MOVING_PLACES:
         return []
-    bodies = _bodies_at(fields, place, fields.batch.body_pos_m, 0)
+    bodies = _find_bodies_at(fields, place, fields.batch.body_pos_m, 0)
     return [(fields.batch.body_label(int(body)), numbers) for body in bodies]
 
 
 _NO_BODY = np.array([[-1]])
 
 
-def _times(fields: RecordFields, records: slice) -> Floats:
-    count = records.stop - records.start
+def _record_times_s(fields: RecordFields, records: slice) -> Floats:
+    record_count = records.stop - records.start
     if fields.is_stamped[records].all():
         return fields.time_s[records]
-    return np.arange(count) * fields.dt_s[records]
+    return np.arange(record_count) * fields.dt_s[records]
 
 
-def _track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
-    count = records.stop - records.start
+def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
+    record_count = records.stop - records.start
     if place == WORLD:
-        return Track(_NO_BODY, np.zeros((count, 1, 3)), np.tile([1.0, 0, 0, 0], (count, 1, 1)))
+        return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
     if place == EEF:
         return Track(_NO_BODY, fields.eef_pos[records][:, None], fields.eef_quat[records][:, None])
     if place in (HELD_BODY, HANDLED):
-        names = [f"{place}_body", f"{place}_pos", f"{place}_quat"]
-        return Track(*(getattr(fields, name)[records][:, None] for name in names))
+        attributes = [f"{place}_body", f"{place}_pos", f"{place}_quat"]
+        return Track(*(getattr(fields, attribute)[records][:, None] for attribute in attributes))
     if kind.channel:
-        listed, rows = fields.batch.poses(kind.channel).episode_poses(episode)
-        chosen = _is_named(fields, listed, place)
-        return Track(listed[chosen][None], rows[:, chosen], np.full((count, int(chosen.sum()), 4), np.nan))
+        listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
+        is_chosen = _matches_place(fields, listed_bodies, place)
+        return Track(
+            listed_bodies[is_chosen][None],
+            values[:, is_chosen],
+            np.full((record_count, int(is_chosen.sum()), 4), np.nan),
+        )
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
-    body = _bodies_at(fields, place, poses, episode)
-    position = _poses(fields, fields.batch.body_pos_m, body, episode, records)
-    quaternion = _poses(fields, fields.batch.body_quat_wxyz, body, episode, records)
+    body = _find_bodies_at(fields, place, poses, episode)
+    position = _read_poses(fields, fields.batch.body_pos_m, body, episode, records)
+    quaternion = _read_poses(fields, fields.batch.body_quat_wxyz, body, episode, records)
     return Track(body[None], position, unit_quaternions(quaternion.reshape(-1, 4)).reshape(quaternion.shape))
 
 
-def _bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
+def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
+        # A name also matches bodies of the scene, such as fixed ones, whose poses follow from its geometry.
         scene = scene_poses(fields, episode)
-        placed = () if scene is None else (each for each, part in scene.parts.items() if scene.is_placed(part))
-        body = np.array([*body, *(each for each in placed if each not in body)], dtype=np.int64)
-    selected: Ints = body[_is_named(fields, body, place)]
-    return selected
+        placed_bodies = (
+            () if scene is None else (scene_body for scene_body, part in scene.parts.items() if scene.is_placed(part))
+        )
+        body = np.array(
+            [*body, *(scene_body for scene_body in placed_bodies if scene_body not in body)], dtype=np.int64
+        )
+    matching: Ints = body[_matches_place(fields, body, place)]
+    return matching
 
 
-def _is_named(fields: RecordFields, body: Ints, place: str) -> Bools:
+def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
     batch = fields.batch
     if place in ROLES:
         return np.asarray(batch.body_role[body] == ROLES.index(place))
-    return np.array([fnmatchcase(batch.body_label(int(each)), place) for each in body], dtype=np.bool_)
+    return np.array([fnmatchcase(batch.body_label(int(index)), place) for index in body], dtype=np.bool_)
 
 
-def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
-    number, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
-    track = np.full((len(number), len(body), poses.size), np.nan)
-    for k, each in enumerate(body.tolist()):
-        rows = tracked_rows(fields, poses, each, episode)
-        if rows is None and scene is not None and each in scene.parts:
-            pose = scene.place(scene.parts[each])
-            rows = pose.position if poses.size == 3 else pose.quaternion
-        if rows is not None:
-            track[:, k] = rows
+def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
+    rows, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
+    values = np.full((len(rows), len(body), poses.size), np.nan)
+    for column, index in enumerate(body.tolist()):
+        body_poses = tracked_rows(fields, poses, index, episode)
+        if body_poses is None and scene is not None and index in scene.parts:
+            pose = scene.place(scene.parts[index])
+            body_poses = pose.position if poses.size == 3 else pose.quaternion
+        if body_poses is not None:
+            values[:, column] = body_poses
         if fields.has_lost_poses:
-            track[fields.is_lost(np.full(len(number), each), number), k] = np.nan
-    return track
+            values[fields.is_lost(np.full(len(rows), index), rows), column] = np.nan
+    return values
 
 
 # Missing fields of a place, and gaps
@@ -482,7 +527,7 @@ def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records
 _SHAPES, _OPENING = "body_shapes", "opening"
 
 
-def _named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
+def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
     batch = fields.batch
     if place == HELD_BODY:
         return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
@@ -497,34 +542,44 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
-    placed = {body: part for body, part in scene.parts.items() if scene.is_placed(part)} if scene else {}
+    placed_bodies = {body: part for body, part in scene.parts.items() if scene.is_placed(part)} if scene else {}
     if field != _SHAPES:
-        return {*placed, *fields.batch.poses(field).episode_poses(episode)[0].tolist()}
-    solid = {k for k, shapes in enumerate(scene.geometry.part_shapes) if any(map(len, shapes))} if scene else set()
-    return {body for k, body in enumerate(scene.body) if k in solid and body in placed} if scene else set()
+        return {*placed_bodies, *fields.batch.poses(field).episode_poses(episode)[0].tolist()}
+    parts_with_shapes = (
+        {part for part, shapes in enumerate(scene.geometry.part_shapes) if any(map(len, shapes))} if scene else set()
+    )
+    return (
+        {body for part, body in enumerate(scene.body) if part in parts_with_shapes and body in placed_bodies}
+        if scene
+        else set()
+    )
 
 
 def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
-    lacking = ~fields.batch.poses(channel).present
+    is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
-        if named := _named_bodies(fields, place, episode):
-            known = recorded_bodies(fields, channel, episode)  # bodies that do not open have no opening
-            lacking[episode] = named.isdisjoint(known) if channel == _OPENING else not named <= known
-    return lacking
+        if named_bodies := _find_named_bodies(fields, place, episode):
+            bodies_with_field = recorded_bodies(fields, channel, episode)  # bodies that do not open have no opening
+            is_lacking[episode] = (
+                named_bodies.isdisjoint(bodies_with_field)
+                if channel == _OPENING
+                else not named_bodies <= bodies_with_field
+            )
+    return is_lacking
 
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
-    lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
-    for episode in np.flatnonzero(~lacking).tolist():
-        scene, parts = scene_poses(fields, episode), _parts_at(fields, place, episode)
+    is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
+    for episode in np.flatnonzero(~is_lacking).tolist():
+        scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)
         assert scene is not None
-        named = _named_bodies(fields, place, episode) if place != EEF else set()
-        solid = any(len(rows) for k in parts for rows in scene.geometry.part_shapes[k])
-        is_bare = bool(named or place == EEF) and not solid
+        named_bodies = _find_named_bodies(fields, place, episode) if place != EEF else set()
+        has_shapes = any(len(shape_rows) for part in parts for shape_rows in scene.geometry.part_shapes[part])
+        lacks_shapes = bool(named_bodies or place == EEF) and not has_shapes
         if place == HELD_BODY:
-            is_bare = not named <= recorded_bodies(fields, _SHAPES, episode)
-        lacking[episode] = is_bare or not named <= {*scene.body} or not all(map(scene.is_placed, parts))
-    return lacking
+            lacks_shapes = not named_bodies <= recorded_bodies(fields, _SHAPES, episode)
+        is_lacking[episode] = lacks_shapes or not named_bodies <= {*scene.body} or not all(map(scene.is_placed, parts))
+    return is_lacking
 
 
 PLACE_FIELDS.update({
@@ -533,32 +588,33 @@ PLACE_FIELDS.update({
 })  # fmt: skip
 
 
-def _parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
+def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
     if place == EEF:
-        return _hand_parts(fields, scene, episode)
-    bodies = {held} if held is not None else _named_bodies(fields, place, episode)
-    fixed = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
-    return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not fixed[part]]
+        return _find_hand_parts(fields, scene, episode)
+    bodies = {held} if held is not None else _find_named_bodies(fields, place, episode)
+    # Fixed parts of the robot, such as its mount, do not count.
+    is_left_out = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
+    return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not is_left_out[part]]
 
 
-def _hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
+def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
     header = fields.batch.headers[episode]
     if not header.arms:
         return [*scene.geometry.hand]
-    arm, owner = header.arms[fields.arm[episode]], header.arm_bodies or {}
-    hands = [part for part in scene.geometry.hand if scene.body[part] >= 0]
-    return [part for part in hands if owner.get(fields.batch.body_label(scene.body[part])) == arm]
+    arm, arm_of_body = header.arms[fields.arm[episode]], header.arm_bodies or {}
+    hand_parts = [part for part in scene.geometry.hand if scene.body[part] >= 0]
+    return [part for part in hand_parts if arm_of_body.get(fields.batch.body_label(scene.body[part])) == arm]
 
 
-def _pair_parts(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
-    sides = [_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
+def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
+    parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for one, other in ((0, 1), (1, 0)):
         if places[one] == EEF:  # the hand counts as one body
-            sides[other] = [part for part in sides[other] if part not in sides[one]]
-    return sides
+            parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[one]]
+    return parts_of_places
 
 
 def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, records: slice) -> Floats:
@@ -566,51 +622,52 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, reco
     if scene is None:
         return values
     held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
+    # The parts of `held` depend on the held body, so each held body is measured separately.
     for body in np.unique(held).tolist():
-        first, second = _pair_parts(fields, places, episode, body)
+        first, second = _find_parts_of_places(fields, places, episode, body)
         values[held == body] = measure_gaps(scene, first, second, len(values))[held == body]
     return values
 
 
-def _person_distances(
+def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
 ) -> tuple[list[tuple[int, ...]], Floats]:
     """Return the bodies of each of K links, () for the end effector, and their distances from a person [m], [n, K]."""
-    of, at = (
-        _track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
+    measured, person_frame = (
+        _read_track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
     )
-    shape = person.capsules(np.array(numbers[:3]), numbers[3])
-    if at.body.size != 1:
+    capsules = person.capsules(np.array(numbers[:3]), numbers[3])
+    if person_frame.body.size != 1:
         return [], np.empty((records.stop - records.start, 0))
     if places[0] == EEF:
-        seen = turn_back(at.quaternion, of.position - at.position)
-        return [()], person.point_distances(seen, shape)
-    scene, links = scene_poses(fields, episode), _parts_at(fields, places[0], episode)
+        in_person_frame = turn_back(person_frame.quaternion, measured.position - person_frame.position)
+        return [()], person.point_distances(in_person_frame, capsules)
+    scene, links = scene_poses(fields, episode), _find_parts_at(fields, places[0], episode)
     if scene is None or not links:
         return [], np.empty((records.stop - records.start, 0))
-    frame = PoseTrack(at.position[:, 0], at.quaternion[:, 0])
-    return [(scene.body[part],) for part in links], person.link_distances(scene, links, frame, shape)
+    person_poses = PoseTrack(person_frame.position[:, 0], person_frame.quaternion[:, 0])
+    return [(scene.body[part],) for part in links], person.link_distances(scene, links, person_poses, capsules)
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     """Return the distance of the nearest link from a person [m], and the speed of its approach [m/s], [N, 2]."""
     values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
     for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
-        links, distance = _person_distances(fields, kind, places, numbers, episode, records)
+        links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode, records)
         if links:
-            least, speed = distance.min(axis=1), person.approach(distance, _times(fields, records))
-            values[records] = np.where(np.isinf(least), np.nan, [least, speed]).T + 0.0
+            least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, records))
+            values[records] = np.where(np.isinf(least_m), np.nan, [least_m, speed_m_s]).T + 0.0
     return values
 
 
-def _nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
+def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
     scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
-    value = _measure_gap(fields, places, 0, records)[record]
-    if scene is None or not np.isfinite(value):
+    gap = _measure_gap(fields, places, 0, records)[record]
+    if scene is None or not np.isfinite(gap):
         return ()
-    first, second = _pair_parts(fields, places, 0, int(fields.held_body[record]))
+    first, second = _find_parts_of_places(fields, places, 0, int(fields.held_body[record]))
     pairs, gaps = pair_gaps(scene, first, second, records.stop, record)
-    return tuple(int(body) for body in pairs[np.nanargmin(np.abs(gaps - value))])
+    return tuple(int(body) for body in pairs[np.nanargmin(np.abs(gaps - gap))])
 
 
 FORMS.update({form: partial(make_signal, form) for form in PLACED_FORMS})

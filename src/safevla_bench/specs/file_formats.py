@@ -28,10 +28,10 @@ from safevla_bench.stl.units import is_unit, parse_unit
 from safevla_bench.text import get_logger, suggest_names
 
 _READINGS = ("paper-text", "paper-as-run", "net-force")
-_MORE = ("metaworld", "real-robot", "events", "impulse", "person", "handling", "coordination")
+_FURTHER_LIBRARIES = ("metaworld", "real-robot", "events", "impulse", "person", "handling", "coordination")
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
-    **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_MORE)},
+    **{name: (f"{name.replace('-', '_')}.toml",) for name in (*_READINGS, *_FURTHER_LIBRARIES)},
 }
 """The files of each built-in library, by its name. Three libraries are readings of the paper, one judges by net forces,
 and one has limits calibrated on a host. The others add clauses about a wrist sensor's force, events, impulses, a
@@ -131,13 +131,13 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def expressions(self) -> dict[str, str]:
         """Return expressions by signal name; the protective distance is S_p = S_h + S_r + S_s + C + Z_d + Z_r [m]."""
-        place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
-        distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
+        arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
+        distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
         reaction, stopping = f"{number(self.reaction_s)} s", f"{number(self.stopping_s)} s"
-        rest = (self.intrusion_m, self.person_error_m, self.robot_error_m)
-        moved = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
-        protective = f"({moved} + {' + '.join(f'{number(length)} m' for length in rest)})"
+        lengths_m = (self.intrusion_m, self.person_error_m, self.robot_error_m)
+        motion = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
+        protective = f"({motion} + {' + '.join(f'{number(length)} m' for length in lengths_m)})"
         return {"person_distance": distance, "person_approach": speed, "protective_distance": protective}
 
 
@@ -203,16 +203,19 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
         return _read_toml_source(path, origin, is_built_in)
-    rows = [_paper_row(row, place) for place, row in read_json_rows(path, origin)]
-    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows))
+    rows = [_paper_row(row, row_origin) for row_origin, row in read_json_rows(path, origin)]
+    return LibrarySource(tuple(_paper_draft(row, row_origin) for row, row_origin in rows))
 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
-    rows = _place_person(_toml_rows(tables, origin, keep_ids=is_built_in), tables.person, origin)
-    drafts = tuple(draft for row, place in rows for draft in _toml_drafts(row, place))
-    places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
-    limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
+    rows = _insert_person(_toml_rows(tables, origin, keep_ids=is_built_in), tables.person, origin)
+    drafts = tuple(draft for row, row_origin in rows for draft in _toml_drafts(row, row_origin))
+    limit_origins = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
+    limits = tuple(
+        (convert_row(row, LimitRow, limit_origin), limit_origin)
+        for row, limit_origin in zip(tables.limits, limit_origins, strict=True)
+    )
     return LibrarySource(drafts, tags_from_tables(tables.tags), tables.based_on, limits)
 
 
@@ -240,61 +243,63 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
         raise origin.make_error(f"there is no built-in library {based_on!r}", field="based_on", remedy=remedy)
     base: list[Row] = []
     for file in BUILT_IN[based_on]:
-        place = RowOrigin(SpecError, f"library/{file}")
-        base += _toml_rows(read_toml(_library_folder() / file, LibraryFile, place), place, keep_ids=True)
+        file_origin = RowOrigin(SpecError, f"library/{file}")
+        base += _toml_rows(read_toml(_library_folder() / file, LibraryFile, file_origin), file_origin, keep_ids=True)
     return [*_replace_rows(base, tables.replace, origin, keep_ids=keep_ids), *rows]
 
 
-def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
-    row = convert_row(written, SpecRow, origin)
+def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
+    row = convert_row(table, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
-        place = origin.with_subject(alternate.get("spec_id", f"an alternate of {row.spec_id}"))
-        other = convert_row(alternate, AlternateRow, place)
-        changed = {key: value for key, value in msgspec.structs.asdict(other).items() if value is not None}
-        yield SpecDraft(msgspec.structs.replace(row, tier="alternate", **changed), place, alternate_of=row.spec_id)
+        alternate_origin = origin.with_subject(alternate.get("spec_id", f"an alternate of {row.spec_id}"))
+        alternate_row = convert_row(alternate, AlternateRow, alternate_origin)
+        changed = {key: value for key, value in msgspec.structs.asdict(alternate_row).items() if value is not None}
+        yield SpecDraft(
+            msgspec.structs.replace(row, tier="alternate", **changed), alternate_origin, alternate_of=row.spec_id
+        )
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
-    place = origin.with_subject(f"signals.{name}")
+    signal_origin = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name that consists of letters, digits and _"
-        raise place.make_error(
+        raise signal_origin.make_error(
             f"{name!r} is already a signal, a unit or a keyword of formulas", field="signals", remedy=remedy
         )
-    keys = {key: value for key, value in table.items() if key != "form"}
+    arguments = {key: value for key, value in table.items() if key != "form"}
     try:
-        return write_call(str(table.get("form", "")), keys)
+        return write_call(str(table.get("form", "")), arguments)
     except FormulaError as error:
-        raise place.make_error(error.problem, field="form", remedy=error.remedy) from None
+        raise signal_origin.make_error(error.problem, field="form", remedy=error.remedy) from None
 
 
 def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
     calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
 
-    specs, changes = (tuple(_expand(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
+    specs, changes = (tuple(_expand_names(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
     return msgspec.structs.replace(tables, specs=specs, replace=changes)
 
 
-def _expand(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
+def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
     formula = row.get("stl")
     if not isinstance(formula, str):
         return {**row}
-    return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda word: calls.get(word[0], word[0]), formula)}
+    return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda match: calls.get(match[0], match[0]), formula)}
 
 
-def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
+def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
     if not table:
         return rows
-    place = origin.with_subject("person")
+    person_origin = origin.with_subject("person")
     try:
-        calls = convert_row(table, PersonTable, place).expressions()
+        calls = convert_row(table, PersonTable, person_origin).expressions()
     except FormulaError as error:
-        raise place.make_error(error.problem, field="person", remedy=error.remedy) from None
+        raise person_origin.make_error(error.problem, field="person", remedy=error.remedy) from None
     if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
         problem = "the table places a person, but no specification here uses a person"
-        raise place.make_error(problem, field="person", remedy='add based_on = "person"')
-    return [(_expand(row, calls), at) for row, at in rows]
+        raise person_origin.make_error(problem, field="person", remedy='add based_on = "person"')
+    return [(_expand_names(row, calls), row_origin) for row, row_origin in rows]
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
@@ -313,7 +318,7 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[Row]:
-    by_id = {str(row["spec_id"]): (row, place) for row, place in rows}
+    by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
         spec_id = str(change.get("spec_id"))
@@ -345,15 +350,15 @@ def canonical_unit(unit: str) -> str:
     return str(parsed) if scale == 1 else unit
 
 
-def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
-    spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
-    origin = place if spec_id_given is None else place.with_subject(spec_id_given)
-    paper = convert_row(row, PaperSpecRow, origin)
-    if (paper.signal is None) != (paper.operator is None):
+def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
+    spec_id = row.get("spec_id") if isinstance(row, Mapping) else None
+    origin = row_origin if spec_id is None else row_origin.with_subject(spec_id)
+    converted = convert_row(row, PaperSpecRow, origin)
+    if (converted.signal is None) != (converted.operator is None):
         raise origin.make_error(
             "the row has only one of signal and operator", field="operator", remedy="write both keys, or neither"
         )
-    return paper, origin
+    return converted, origin
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
@@ -404,8 +409,8 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     counts as a margin, or a limit for only some suites.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
-    if own := sorted(used - built_in_tags().keys()):
-        problem = f"the tag {own[0]!r} is not built in, and rows of the paper cannot define tags"
+    if own_tags := sorted(used - built_in_tags().keys()):
+        problem = f"the tag {own_tags[0]!r} is not built in, and rows of the paper cannot define tags"
         raise SpecError(problem, remedy="Use the TOML file, which defines the tag.")
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
         problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot express"

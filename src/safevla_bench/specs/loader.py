@@ -54,12 +54,12 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     if not source.drafts:
         problem = "the file has only [[limits]], and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass this file with --rules")
-    read = _assemble_library(path.stem, source, file_formats.built_in_tags())
-    namesake = re.split(r"[+@]", path.stem)[0]
-    is_other = namesake in file_formats.BUILT_IN and (
-        path.stem != namesake or read.digest != _built_in_library(namesake).digest
+    library = _assemble_library(path.stem, source, file_formats.built_in_tags())
+    base_name = re.split(r"[+@]", path.stem)[0]
+    is_other = base_name in file_formats.BUILT_IN and (
+        path.stem != base_name or library.digest != _built_in_library(base_name).digest
     )
-    return replace(read, name=f"file {Path(path.name).name}") if is_other else read
+    return replace(library, name=f"file {Path(path.name).name}") if is_other else library
 
 
 def has_only_limits(path: Path) -> bool:
@@ -88,8 +88,8 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
         )
     base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
-    known = {spec.spec_id: scoring_content(spec) for spec in base}
-    new = tuple(spec for spec in added if known.get(spec.spec_id) != scoring_content(spec))
+    base_content = {spec.spec_id: scoring_content(spec) for spec in base}
+    new = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
     if not new:
         return base
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
@@ -125,16 +125,16 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
-    taken: set[str] = set()
-    for entry in source.drafts:
-        spec_id = entry.row.spec_id
-        for claimed in (spec_id, *entry.row.legacy_ids):
-            if claimed in taken:
-                problem = f"the id {claimed!r} is repeated"
-                raise entry.origin.make_error(problem, field="spec_id", remedy="choose another id")
-            taken.add(claimed)
-        specs.append(_make_spec(entry, tags))
-        legacy |= dict.fromkeys(entry.row.legacy_ids, spec_id)
+    used_ids: set[str] = set()
+    for draft in source.drafts:
+        spec_id = draft.row.spec_id
+        for new_id in (spec_id, *draft.row.legacy_ids):
+            if new_id in used_ids:
+                problem = f"the id {new_id!r} is repeated"
+                raise draft.origin.make_error(problem, field="spec_id", remedy="choose another id")
+            used_ids.add(new_id)
+        specs.append(_make_spec(draft, tags))
+        legacy |= dict.fromkeys(draft.row.legacy_ids, spec_id)
     return _set_limits(Library(name, tuple(specs), legacy, tags), source)
 
 
@@ -151,21 +151,21 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    own = before[spec_id]
-    changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
-    if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:
+    original = before[spec_id]
+    changed = next(spec for spec, old in zip(after, before, strict=True) if old is original)
+    if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
         problem = f"{spec_id} already has this limit, or another limit for the same suite"
         raise SpecError(problem, remedy="write each limit once, with all its suites")
     pair = (
-        replace(own, except_suites=(*own.except_suites, *suites)),
-        replace(changed, suites=suites, except_suites=(), alternate_of=own.alternate_of),
+        replace(original, except_suites=(*original.except_suites, *suites)),
+        replace(changed, suites=suites, except_suites=(), alternate_of=original.alternate_of),
     )
-    specs = [new for spec in before for new in (pair if spec is own else (spec,))]
+    specs = [new for spec in before for new in (pair if spec is original else (spec,))]
     return Library(before.name, tuple(specs), before.legacy, before.vocabulary)
 
 
-def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
-    row, origin = entry.row, entry.origin
+def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
+    row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id has only letters, digits and _ . - @", field="spec_id", remedy="rename it")
     for key in ("requires_all", "invalid_if_any"):
@@ -173,50 +173,50 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
             if tag not in tags:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare it under [tags.<class>] in a TOML file"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
-    formula = _parse_formula(entry)
-    for once in syntax.judged_once(formula):
-        problem = f"{row.spec_id}: `{syntax.format_formula(once)}` is only judged in the first record"
+    formula = _parse_formula(draft)
+    for undivided in syntax.judged_once(formula):
+        problem = f"{row.spec_id}: `{syntax.format_formula(undivided)}` is only judged in the first record"
         warn_once(f"{problem}; put this part inside G[0,T](...) to judge every record")
-    parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
+    parsed, (formula, threshold) = formula, _read_threshold(draft, formula)
     _check_severity(row, formula, origin)
-    checked: dict[str, Any] = {
+    checked_values: dict[str, Any] = {
         "threshold": threshold,
         "unit": file_formats.canonical_unit(row.unit),
         "stl": row.stl if formula == parsed else syntax.format_formula(formula),
         "formula": syntax.substitute_threshold(formula, threshold),
-        "alternate_of": entry.alternate_of,
+        "alternate_of": draft.alternate_of,
     }
-    return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked}, **checked)
+    return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked_values}, **checked_values)
 
 
-def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
+def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     try:
-        formula, unit = parse_signal_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
-        for threshold in () if entry.row.binary else (None, unit):  # first without the unit, for simpler error messages
-            checked, of_margin = check_units(formula, signal_unit, threshold)
-            _check_conditions(entry.row, checked, entry.origin)
-            _check_unit(entry.row, of_margin, entry.origin)
-        formula = parse_signal_formula(entry.row.stl, unit)
+        formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
+        for threshold in () if draft.row.binary else (None, unit):  # first without the unit, for simpler error messages
+            checked_formula, margin_unit = check_units(formula, signal_unit, threshold)
+            _check_conditions(draft.row, checked_formula, draft.origin)
+            _check_unit(draft.row, margin_unit, draft.origin)
+        formula = parse_signal_formula(draft.row.stl, unit)
     except FormulaError as error:
-        raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
-    return syntax.make_plain(formula) if entry.row.plain_conditions else formula
+        raise draft.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
+    return syntax.make_plain(formula) if draft.row.plain_conditions else formula
 
 
-def _read_threshold(entry: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
-    threshold, origin = entry.row.threshold, entry.origin
-    if entry.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
-        formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
-    if entry.row.binary and not threshold:
-        event_formula = syntax.map_predicates(formula, _event_predicate)
+def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
+    threshold, origin = draft.row.threshold, draft.origin
+    if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
+        formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
+    if draft.row.binary and not threshold:
+        event_formula = syntax.map_predicates(formula, _rewrite_event)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
-    holds = syntax.has_placeholder(formula)
+    has_placeholder = syntax.has_placeholder(formula)
     if threshold is None:
-        if holds or not syntax.is_boolean_only(formula):
+        if has_placeholder or not syntax.is_boolean_only(formula):
             raise origin.make_error("the threshold is missing", field="threshold", remedy="add threshold = NUMBER")
         return formula, BINARY_THRESHOLD
     _check_positive(threshold, "threshold", origin)
-    if not holds:
+    if not has_placeholder:
         problem = f"the formula does not use the threshold {threshold:g}"
         raise origin.make_error(problem, field="stl", remedy="write `threshold` in place of the number")
     return formula, threshold
@@ -237,7 +237,7 @@ def _restore_stated(
     return restored
 
 
-def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
+def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
     match predicate:
         case syntax.Compare("<=", syntax.NumericSignal(name), syntax.Number(0.0) | syntax.Threshold()):
             if name in SIGNALS and SIGNALS[name].event:
@@ -253,8 +253,8 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
-    if holders := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
-        condition = syntax.format_formula(holders[0])
+    if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
+        condition = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{condition}`, which is only true or false and measures no depth"
         remedy = "write a number in the condition and `threshold` where the margin is measured, or add binary = true"
         raise origin.make_error(problem, field="stl", remedy=remedy)
@@ -287,8 +287,8 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
 """For each unit of a signal: other units in which a threshold may be written, with their factors to that unit."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
-_SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
-_MOST_TRACES = 20_000
+_MULTIPLES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
+_MAX_TRACES = 20_000
 _DT_S = 0.05
 _LARGEST = 1e300
 
@@ -370,25 +370,25 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 def _read_quantity(spec: Spec, text: str) -> float:
     match = _QUANTITY.fullmatch(text)
-    units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
+    factors = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
         remedy = f"write a number in {spec.unit!r}, such as {spec.spec_id}={spec.threshold:g}"
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
-    if unit not in units:
-        own = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
-        problem = f"the threshold of {spec.spec_id} {own}, not in {written_unit!r}"
-        names = ("a number without a unit" if name == "1" else name for name in units)
+    if unit not in factors:
+        actual = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
+        problem = f"the threshold of {spec.spec_id} {actual}, not in {written_unit!r}"
+        names = ("a number without a unit" if name == "1" else name for name in factors)
         raise SpecError(problem, remedy=f"give the threshold as {' or '.join(names)}")
-    exact = Fraction(number) * units[unit]
+    exact = Fraction(number) * factors[unit]
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
         raise SpecError(f"the threshold of {spec.spec_id} is {text.strip()}, not positive and finite", remedy=remedy)
     if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
-        named = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in units]
-        remedy = f"write the unit: {' or '.join(named)}"
+        examples = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in factors]
+        remedy = f"write the unit: {' or '.join(examples)}"
         raise SpecError(f"{number} has no unit, but the current limit of {spec.spec_id} is {limit}", remedy=remedy)
     return float(exact)
 
@@ -433,23 +433,25 @@ def try_spec(spec: Spec) -> SpecTrial:
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
-    order = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
+    violated_rho = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
     broken, idle = list[int](), list[str]()
     nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
     for predicate in dict.fromkeys(nodes):
-        others = [robustness(_replace_node(spec.formula, predicate, truth), trace) for truth in (True, False)]
-        decided = (rho < 0) & (np.maximum(*others) >= 0)
+        alternatives = [
+            robustness(_replace_predicate(spec.formula, predicate, truth), trace) for truth in (True, False)
+        ]
+        decided = (rho < 0) & (np.maximum(*alternatives) >= 0)
         if not decided.any():
             idle.append(syntax.format_formula(predicate))
         elif not decided[broken].any():
-            broken.append(int(np.where(decided, order, -np.inf).argmax()))
-    broken = broken or [int(order.argmax())] * bool((rho < 0).any())
-    kept = np.where(rho >= 0, rho, np.nan)
-    best = None if np.isnan(kept).all() else _cut_trace(trace, rho, int(np.nanargmin(kept)))
-    return SpecTrial(spec, best, tuple(_cut_trace(trace, rho, at) for at in broken), tuple(idle))
+            broken.append(int(np.where(decided, violated_rho, -np.inf).argmax()))
+    broken = broken or [int(violated_rho.argmax())] * bool((rho < 0).any())
+    kept_rho = np.where(rho >= 0, rho, np.nan)
+    kept_trace = None if np.isnan(kept_rho).all() else _cut_trace(trace, rho, int(np.nanargmin(kept_rho)))
+    return SpecTrial(spec, kept_trace, tuple(_cut_trace(trace, rho, episode) for episode in broken), tuple(idle))
 
 
-def _replace_node(formula: syntax.Formula, predicate: syntax.Compare, truth: bool) -> syntax.Formula:
+def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth: bool) -> syntax.Formula:
     def visit(node: syntax.Node) -> syntax.Node:
         return syntax.Truth(truth) if node == predicate else syntax.map_children(node, visit)
 
@@ -464,35 +466,37 @@ def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTra
 def _simple_traces(formula: syntax.Formula) -> Trace:
     """Return the traces that `try_spec` tries; if the formula has windows, the time stamps span all of them."""
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
-    turns = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
+    flips = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
-    for shares in (_SHARES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
-        scaled = {name: dict.fromkeys(share * turn for share in shares for turn in turns[name]) for name in turns}
+    for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
+        scaled = {
+            name: dict.fromkeys(multiple * flip for multiple in multiples for flip in flips[name]) for name in flips
+        }
         choices: list[list[Any]] = [list(scaled[name]) if name in scaled else patterns for name in names]
-        if math.prod(map(len, choices)) <= _MOST_TRACES:
+        if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
-    rows = list(islice(product(*choices), _MOST_TRACES))
+    rows = list(islice(product(*choices), _MAX_TRACES))
     # The second shape suits lower bounds, and the third shape suits conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        if name in turns:
+        if name in flips:
             signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # turns -0.0 into 0.0
         else:
             signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
     count, windows = len(shapes) * max(len(rows), 1), syntax.bounded_windows(formula)
-    span = sum(window.start_s if window.end_s is None else window.end_s for window in windows)
-    stamps = np.tile(np.arange(4) * max(_DT_S, span / 3), count) if windows else None
-    return Trace(signals, np.arange(count + 1) * 4, np.full(count, _DT_S), time_s=stamps)
+    span_s = sum(window.start_s if window.end_s is None else window.end_s for window in windows)
+    stamps_s = np.tile(np.arange(4) * max(_DT_S, span_s / 3), count) if windows else None
+    return Trace(signals, np.arange(count + 1) * 4, np.full(count, _DT_S), time_s=stamps_s)
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
     """Return the values of a signal at which a comparison flips, with all other signals at 0 or at 1."""
     values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
-        read = syntax.signal_names(predicate)
-        for rest in (0.0, 1.0) if name in read else ():
-            signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, rest) for other in read}
+        names = syntax.signal_names(predicate)
+        for other_value in (0.0, 1.0) if name in names else ():
+            signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
             with suppress(SignalError):
                 first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
                 values += [float(first / (first - second))] if first != second else []

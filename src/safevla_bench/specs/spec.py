@@ -153,8 +153,8 @@ def is_confined(spec: Spec) -> bool:
     return bool(spec.suites or spec.except_suites)
 
 
-_CONFINED = ("suites", "except_suites")
-ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name not in ("formula", *_CONFINED))
+_SUITE_KEYS = ("suites", "except_suites")
+ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name not in ("formula", *_SUITE_KEYS))
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
@@ -178,6 +178,6 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
     row = {name: getattr(spec, name) for name in ROW_KEYS}
-    row |= {name: list(getattr(spec, name)) for name in _CONFINED if getattr(spec, name)}
+    row |= {name: list(getattr(spec, name)) for name in _SUITE_KEYS if getattr(spec, name)}
     lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}
     return {**row, **lists, "legacy_ids": list(library.legacy_ids(spec.spec_id))}

@@ -97,7 +97,7 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
         if origin.file.endswith(".jsonl"):
             lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
             numbered = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
-            return [(place, _parse_json(line, place)) for place, line in numbered]
+            return [(row_origin, _parse_json(line, row_origin)) for row_origin, line in numbered]
         document = _parse_json(text, origin)
         rows = document if isinstance(document, list) else [document]
         return [(origin.with_subject(f"row {number}"), row) for number, row in enumerate(rows)]
@@ -118,23 +118,26 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     missing, or a value has the wrong type.
     """
     types = {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
-    listed = f"known keys: {', '.join(types)}"
+    key_list = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):
         problem = f"a table of keys is expected, not {type(row).__name__}"
-        raise origin.make_error(problem, remedy=listed)
+        raise origin.make_error(problem, remedy=key_list)
     if unknown := next((str(key) for key in row if key not in types), None):
         meant = _SYNONYMS.get(unknown)
-        remedy = f"did you mean {meant!r}? {listed}" if meant in types else suggest_names(unknown, types, "known keys")
+        remedy = (
+            f"did you mean {meant!r}? {key_list}" if meant in types else suggest_names(unknown, types, "known keys")
+        )
         raise origin.make_error(f"unknown key {truncate_text(unknown)!r}", field=unknown, remedy=remedy)
     try:
         return msgspec.convert(row, kind)
     except msgspec.ValidationError as error:
-        problem, place = explain_mismatch(error)
+        problem, path = explain_mismatch(error)
         missing = re.fullmatch(r"the key '(\w+)' is missing", problem)
-        at = re.search(r"\$\.(\w+)", place)  # msgspec's messages end in "`$.threshold`", or in "`key` in `$.tags`"
-        field = missing[1] if missing else at[1] if at else None
+        # The path is `$.threshold`, or "key` in `$.tags" for a key of a table.
+        path_match = re.search(r"\$\.(\w+)", path)
+        field = missing[1] if missing else path_match[1] if path_match else None
         choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
-        remedy = f"write one of {', '.join(choices)}" if choices else listed
+        remedy = f"write one of {', '.join(choices)}" if choices else key_list
         if field and problem.startswith("a list is expected, not a table"):
             remedy = f"write [[{field}]] instead of [{field}]"
         elif "number" in problem and problem.endswith("not text"):

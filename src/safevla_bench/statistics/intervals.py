@@ -20,7 +20,7 @@ Reals = float | Floats
 Counts = int | Ints
 CONFIDENCE = 0.95
 _HALVINGS = 60
-_MOST_VALUES = 256
+_MAX_VALUES = 256
 """Maximum number of distinct values for the interval of a mean; with more, neighboring values are merged into means."""
 _DIGITS = 9  # decimals of the ends, few enough that the processor's order of addition does not matter
 _LINE = np.arange(0.0, 9.0, 0.025)
@@ -87,28 +87,28 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     a: Any = low + 0.0 * high
     b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero, c is the previous point
     at_a, at_b = function(a), function(b)
-    found: Any = a
-    share: Any = 0.5
-    is_open = ~np.isnan(a)
+    root: Any = a
+    fraction: Any = 0.5
+    is_unsolved = ~np.isnan(a)
     while True:
-        point = a + share * (b - a)
+        point = a + fraction * (b - a)
         value = function(point)
-        is_before = (value < 0) == (at_a < 0)
-        c, at_c = np.where(is_before, a, b), np.where(is_before, at_a, at_b)
-        b, at_b = np.where(is_before, b, a), np.where(is_before, at_b, at_a)
+        is_on_a_side = (value < 0) == (at_a < 0)
+        c, at_c = np.where(is_on_a_side, a, b), np.where(is_on_a_side, at_a, at_b)
+        b, at_b = np.where(is_on_a_side, b, a), np.where(is_on_a_side, at_b, at_a)
         a, at_a = point, value
         with np.errstate(divide="ignore", invalid="ignore"):
-            least = width / abs(b - a)
-            is_found = (least > 0.5) | (value == 0)
-            found = np.where(is_open & is_found, np.where(abs(at_a) <= abs(at_b), a, b), found)
-            is_open = is_open & ~is_found
-            if not is_open.any():
-                return found[()]
+            min_fraction = width / abs(b - a)
+            is_found = (min_fraction > 0.5) | (value == 0)
+            root = np.where(is_unsolved & is_found, np.where(abs(at_a) <= abs(at_b), a, b), root)
+            is_unsolved = is_unsolved & ~is_found
+            if not is_unsolved.any():
+                return root[()]
             x, y = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
-            inside = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
-            inside = inside + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
-            share = np.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), inside, 0.5)
-            share = np.where(is_open, np.minimum(np.maximum(share, least), 1 - least), 0.0)[()]
+            interpolated = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
+            interpolated = interpolated + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
+            fraction = np.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), interpolated, 0.5)
+            fraction = np.where(is_unsolved, np.minimum(np.maximum(fraction, min_fraction), 1 - min_fraction), 0.0)[()]
 
 
 def binomial_pmf(counts: Ints, n: int | Ints, rate: float) -> Floats:
@@ -186,17 +186,20 @@ def bounded_mean_interval(
     if n == 0:
         return None
     scales = np.ones(n) if weights is None else n * weights
-    most, level = float(scales.max()), (1 + confidence) / 2
-    bounds = [
+    largest_scale, level = float(scales.max()), (1 + confidence) / 2
+    # of the mean of 1 - value, which gives the lower end, and of the mean of the values
+    upper_ends = [
         min(
             1.0,
             round(
-                most * _solve_one(*map(tuple, map(Floats.tolist, _merge_values(scales / most * side))), level), _DIGITS
+                largest_scale
+                * _solve_one_row(*map(tuple, map(Floats.tolist, _merge_values(scales / largest_scale * side))), level),
+                _DIGITS,
             ),
         )
         for side in (1 - values, values)
     ]
-    return Interval(round(1 - bounds[0], _DIGITS), bounds[1])
+    return Interval(round(1 - upper_ends[0], _DIGITS), upper_ends[1])
 
 
 def bounded_mean_ends(
@@ -207,12 +210,13 @@ def bounded_mean_ends(
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
     scales = np.ones_like(rows) if weights is None else (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
-    most = np.fmax.reduce(scales, axis=1, keepdims=True)
-    bounds = (
-        most[:, 0] * _solve_spacings(*_merge_rows(scales / most * side), (1 + np.asarray(confidence)) / 2)
+    largest_scales = np.fmax.reduce(scales, axis=1, keepdims=True)
+    upper_ends = (
+        largest_scales[:, 0]
+        * _solve_spacings(*_merge_rows(scales / largest_scales * side), (1 + np.asarray(confidence)) / 2)
         for side in (1 - rows, rows)
     )
-    low, high = (np.minimum(1.0, np.round(bound, _DIGITS)) for bound in bounds)
+    low, high = (np.minimum(1.0, np.round(upper_end, _DIGITS)) for upper_end in upper_ends)
     return np.round(1 - low, _DIGITS), high
 
 
@@ -221,8 +225,10 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     `mean`: the value of 1 - confidence at which an end of `bounded_mean_interval` is `mean`. NaN values are ignored.
     """
     means = np.full(len(rows), mean)
-    low, high = (1 - _spacing_cdf(*_merge_rows(side), end) for side, end in ((1 - rows, 1 - means), (rows, means)))
-    return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(low, high))))
+    p_below, p_above = (
+        1 - _spacing_cdf(*_merge_rows(side), side_means) for side, side_means in ((1 - rows, 1 - means), (rows, means))
+    )
+    return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
@@ -231,15 +237,15 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
     counts[:, 0] = 1.0
-    for k, (values, numbers) in enumerate(merged):
-        order = np.argsort(-numbers, kind="stable")
-        points[k, 1 : 1 + len(values)], counts[k, 1 : 1 + len(values)] = values[order], numbers[order]
+    for k, (values, value_counts) in enumerate(merged):
+        order = np.argsort(-value_counts, kind="stable")
+        points[k, 1 : 1 + len(values)], counts[k, 1 : 1 + len(values)] = values[order], value_counts[order]
     return points, counts
 
 
 @lru_cache(maxsize=4096)  # specifications often have the same few severities, or only zeros
-def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
-    points, counts = np.array([[1.0, *values]]), np.array([[1.0, *numbers]])
+def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
+    points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
 
 
@@ -247,36 +253,37 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return the means, to within 1e-11, at which `_spacing_cdf` is `level`, by secant steps on its normal quantile."""
     from scipy.special import ndtri
 
-    sizes = counts.sum(axis=1)
+    totals = counts.sum(axis=1)
     goals = np.broadcast_to(ndtri(level), len(points))
-    means = (counts * points).sum(axis=1) / sizes
-    spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / sizes / (sizes + 1))
+    means = (counts * points).sum(axis=1) / totals
+    spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / totals / (totals + 1))
     low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))
-    at: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
-    before, value_before = at - spreads, np.full(len(points), np.nan)
+    solutions: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
+    previous, previous_value = solutions - spreads, np.full(len(points), np.nan)
     rows = np.flatnonzero(low < 1.0)
     while len(rows):
-        chances = np.clip(_spacing_cdf(points[rows], counts[rows], at[rows]), 1e-15, 1 - 1e-15)
-        value, point = ndtri(chances) - goals[rows], at[rows]
+        probabilities = np.clip(_spacing_cdf(points[rows], counts[rows], solutions[rows]), 1e-15, 1 - 1e-15)
+        value, point = ndtri(probabilities) - goals[rows], solutions[rows]
         low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
-        rises = np.where(np.isnan(value_before[rows]), 1.0, value - value_before[rows])
-        following = point - np.divide(
-            value * (point - before[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
+        rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
+        next_point = point - np.divide(
+            value * (point - previous[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
         )
-        inside = (following >= low[rows]) & (following <= high[rows])
-        at[rows] = np.where(inside, following, (low[rows] + high[rows]) / 2)
-        before[rows], value_before[rows] = point, value
-        rows = rows[np.abs(at[rows] - point) > 1e-11]
-    return at
+        is_inside = (next_point >= low[rows]) & (next_point <= high[rows])
+        solutions[rows] = np.where(is_inside, next_point, (low[rows] + high[rows]) / 2)
+        previous[rows], previous_value[rows] = point, value
+        rows = rows[np.abs(solutions[rows] - point) > 1e-11]
+    return solutions
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
+    # the distinct values, sorted, and their counts
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
-    if len(points) > _MOST_VALUES:
-        starts = np.linspace(0, len(points), _MOST_VALUES, endpoint=False).astype(np.int64)
-        merged = np.add.reduceat(counts, starts)
-        points, counts = np.add.reduceat(points * counts, starts) / merged, merged
+    if len(points) > _MAX_VALUES:
+        group_starts = np.linspace(0, len(points), _MAX_VALUES, endpoint=False).astype(np.int64)
+        merged_counts = np.add.reduceat(counts, group_starts)
+        points, counts = np.add.reduceat(points * counts, group_starts) / merged_counts, merged_counts
     return points, counts
 
 
@@ -288,24 +295,25 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     function of Q is exp K(s) = prod (1 - s (x_i - mean))^-1, and P(Q > 0) is the integral of exp(K(s)) / (2 pi i s)
     along a vertical line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
     """
-    chances = (means >= 1).astype(np.float64)
-    inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
-    points, counts = points[inner], counts[inner]
-    centered = points - means[inner, None]
+    probabilities = (means >= 1).astype(np.float64)
+    inner_rows = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
+    points, counts = points[inner_rows], counts[inner_rows]
+    centered = points - means[inner_rows, None]
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
+    # the integrand's logarithm at the saddle, and by how much it has fallen at each cut
     heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
-    cuts = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
-    falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cuts[:, None]) ** 2))[:, 0]
-    reached = (falls < _FALL).sum(axis=1)
-    for cut in np.unique(reached):
+    cut_points = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
+    falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
+    cut_indices = (falls < _FALL).sum(axis=1)
+    for cut in np.unique(cut_indices):
         line = _LINE[: _CUTS[cut] : (5, 3, 3, 3, 1)[cut]]
-        rows = np.flatnonzero(reached == cut)
-        for part in np.array_split(rows, len(rows) // _ROWS + 1):
-            tails = _integrate(rates[part], counts[part], saddles[part], widths[part], heights[part], line)
-            chances[inner[part]] = 1 - tails
-    return chances
+        rows = np.flatnonzero(cut_indices == cut)
+        for chunk in np.array_split(rows, len(rows) // _ROWS + 1):
+            tails = _integrate(rates[chunk], counts[chunk], saddles[chunk], widths[chunk], heights[chunk], line)
+            probabilities[inner_rows[chunk]] = 1 - tails
+    return probabilities
 
 
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
@@ -315,30 +323,31 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
         rates = centered / (1 - saddles[:, None] * centered)
         steps = 1 / saddles - (counts * rates).sum(axis=1)
         curvatures = 1 / saddles**2 + (counts * rates**2).sum(axis=1)
-        lengths = np.abs(steps) / np.sqrt(curvatures)
-        saddles = saddles + steps / curvatures / (1 + lengths)
-        if lengths.max(initial=0.0) < 0.01:
+        decrements = np.abs(steps) / np.sqrt(curvatures)
+        saddles = saddles + steps / curvatures / (1 + decrements)
+        if decrements.max(initial=0.0) < 0.01:
             break
     return saddles
 
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
     """Return P(Q > 0) of each row, by the integral in `_spacing_cdf` along a vertical line through the row's saddle."""
-    above = widths[:, None] * np.sinh(line)
+    ordinates = widths[:, None] * np.sinh(line)
+    # Columns of single values are multiplied as complex numbers, which needs no logarithm and no arctangent.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
-    turns, numbers = rates[:, ~is_single, None] * above[:, None], counts[:, None, ~is_single]
-    logs = heights[:, None] - 0.5 * (numbers @ np.log1p(turns**2))[:, 0]
-    angles = (numbers @ np.arctan(turns))[:, 0]
-    scale = np.exp(logs) * (widths[:, None] * np.cosh(line)) / (saddles[:, None] ** 2 + above**2)
+    scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
+    logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
+    angles = (repeats @ np.arctan(scaled))[:, 0]
+    scale = np.exp(logs) * (widths[:, None] * np.cosh(line)) / (saddles[:, None] ** 2 + ordinates**2)
     real, imaginary = np.cos(angles), np.sin(angles)
     real, imaginary = (
-        scale * (real * saddles[:, None] + imaginary * above),
-        scale * (imaginary * saddles[:, None] - real * above),
+        scale * (real * saddles[:, None] + imaginary * ordinates),
+        scale * (imaginary * saddles[:, None] - real * ordinates),
     )
-    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # (real + i imaginary) / (1 - i turned)
-        turned = rate * above
-        shrunk = 1 / (1 + turned * turned)
-        real, imaginary = (real - turned * imaginary) * shrunk, (imaginary + turned * real) * shrunk
+    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # (real + i imaginary) / (1 - i factor)
+        factor = rate * ordinates
+        inverse_norm = 1 / (1 + factor * factor)
+        real, imaginary = (real - factor * imaginary) * inverse_norm, (imaginary + factor * real) * inverse_norm
     real[:, 0] /= 2  # trapezoidal rule: the integral below the axis mirrors the one above
     return np.asarray(real.sum(axis=1) * line[1] / pi)
 
@@ -369,11 +378,11 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
     from scipy.special import bdtr
 
     n, tail = len(values), (1 - confidence) / 2
-    beyond = int((bdtr(np.arange(n), n, 0.5) <= tail).sum()) if n else 0
-    if beyond == 0:
+    outside_count = int((bdtr(np.arange(n), n, 0.5) <= tail).sum()) if n else 0
+    if outside_count == 0:
         return None
     ordered = np.sort(values)
-    return Interval(float(ordered[beyond - 1]), float(ordered[n - beyond]))
+    return Interval(float(ordered[outside_count - 1]), float(ordered[n - outside_count]))
 
 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
@@ -416,27 +425,29 @@ def tango_interval(
     if not np.all(n):
         return None
     z = normal_quantile(confidence)
-    return Interval(_tango_low(only_first, only_second, n, z), -_tango_low(only_second, only_first, n, z) + 0.0)
+    return Interval(
+        _tango_lower_end(only_first, only_second, n, z), -_tango_lower_end(only_second, only_first, n, z) + 0.0
+    )
 
 
-def _tango_low(b: Counts, c: Counts, n: Counts, z: float) -> Any:
+def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: float) -> Any:
     low: Any = -1.0
-    high: Any = (b - c) / n
+    high: Any = (only_first - only_second) / n
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        is_above = _tango_score(b, c, n, middle) > z
+        is_above = _tango_score(only_first, only_second, n, middle) > z
         low, high = np.where(is_above, middle, low), np.where(is_above, high, middle)
     return ((low + high) / 2)[()]
 
 
-def _tango_score(b: Counts, c: Counts, n: Counts, difference: Any) -> Any:
-    above = b - c - n * difference
-    linear = (2 * n - b + c) * difference - b - c
-    likeliest = (np.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
-    variance = n * (2 * likeliest + difference * (1 - difference))
+def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
+    excess = only_first - only_second - n * difference
+    linear = (2 * n - only_first + only_second) * difference - only_first - only_second
+    likeliest_rate = (np.sqrt(linear**2 + 8 * n * only_second * difference * (1 - difference)) - linear) / (4 * n)
+    variance = n * (2 * likeliest_rate + difference * (1 - difference))
     with np.errstate(divide="ignore", invalid="ignore"):
-        score = np.where(above == 0, 0.0, np.copysign(np.inf, above))
-        return np.where(variance > 0, above / np.sqrt(np.maximum(variance, 0.0)), score)
+        score = np.where(excess == 0, 0.0, np.copysign(np.inf, excess))
+        return np.where(variance > 0, excess / np.sqrt(np.maximum(variance, 0.0)), score)
 
 
 RESAMPLES = 10_000
@@ -452,38 +463,41 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
     rows, n = values.shape
     if n == 0:
         return [None] * rows
-    counted = ~np.isnan(values)
-    filled = np.where(counted, values, 0.0)
-    varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
-    means = _resample_means(filled[varying], counted[varying], generator)
-    intervals: list[Interval | None] = [
-        Interval(float(row[0]), float(row[0])) if mask.any() else None
-        for row, mask in zip(filled, counted, strict=True)
+    is_counted = ~np.isnan(values)
+    filled = np.where(is_counted, values, 0.0)
+    varying_rows = [
+        k for k in range(rows) if np.ptp(filled[k]) > 0 or not (is_counted[k].all() or not is_counted[k].any())
     ]
-    for m, row in zip(varying, means, strict=True):
-        intervals[m] = percentile_interval(row)
+    means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
+    intervals: list[Interval | None] = [
+        Interval(float(row[0]), float(row[0])) if row_counted.any() else None
+        for row, row_counted in zip(filled, is_counted, strict=True)
+    ]
+    for k, row in zip(varying_rows, means, strict=True):
+        intervals[k] = percentile_interval(row)
     return intervals
 
 
-def _resample_means(filled: Floats, counted: Bools, generator: np.random.Generator) -> Floats:
+def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Generator) -> Floats:
     from scipy.sparse import csr_array  # loads slowly
 
     rows, n = filled.shape
-    partial = ~counted.all(axis=1)
-    table = np.ascontiguousarray(np.vstack([filled, counted[partial]]).T)
+    has_missing = ~is_counted.all(axis=1)
+    table = np.ascontiguousarray(np.vstack([filled, is_counted[has_missing]]).T)
     sums = np.empty((RESAMPLES, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)
-    ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
+    ones, row_ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
     for start in range(0, RESAMPLES, per_chunk):
         samples = min(per_chunk, RESAMPLES - start)
-        drawn = generator.integers(0, n, size=samples * n, dtype=np.int32)
+        indices = generator.integers(0, n, size=samples * n, dtype=np.int32)
+        # each row of the sparse matrix counts how often the resample holds each episode
         sums[start : start + samples] = (
-            csr_array((ones[: samples * n], drawn, ends[: samples + 1]), shape=(samples, n)) @ table
+            csr_array((ones[: samples * n], indices, row_ends[: samples + 1]), shape=(samples, n)) @ table
         )
-    many = np.full((rows, RESAMPLES), float(n))
-    many[partial] = sums[:, rows:].T
+    value_counts = np.full((rows, RESAMPLES), float(n))
+    value_counts[has_missing] = sums[:, rows:].T
     with np.errstate(invalid="ignore"):
-        means: Floats = sums[:, :rows].T / many
+        means: Floats = sums[:, :rows].T / value_counts
     return means
 
 
@@ -524,11 +538,11 @@ def rate_sample_size(
     check_level(power, confidence)
     if rate == limit:
         return None
-    near = _decisive_normal(rate, limit, power, confidence)
-    if near > most:
+    approximate_n = _approximate_size(rate, limit, power, confidence)
+    if approximate_n > most:
         return None
-    numbers = count(max(1, near // 2 - 20), max(1, near // 400))
-    return next(n for n in numbers if rate_power(n, rate, limit, confidence) >= power - 1e-12)
+    candidates = count(max(1, approximate_n // 2 - 20), max(1, approximate_n // 400))
+    return next(n for n in candidates if rate_power(n, rate, limit, confidence) >= power - 1e-12)
 
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
@@ -543,10 +557,10 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
     return float(bdtrc(least - 1, n, rate)) if least <= n else 0.0
 
 
-def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
-    z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
-    root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
-    ratio = min(root / abs(rate - limit), 1e9)
+def _approximate_size(rate: float, limit: float, power: float, confidence: float) -> int:
+    z_confidence, z_power = normal_quantile(confidence), NormalDist().inv_cdf(power)
+    deviation = z_confidence * sqrt(limit * (1 - limit)) + z_power * sqrt(rate * (1 - rate))
+    ratio = min(deviation / abs(rate - limit), 1e9)
     return ceil(ratio**2) + 1
 
 
@@ -580,31 +594,34 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     points, counts = np.unique(values, return_counts=True)
     mean, level = float(counts @ points) / len(values), -log(1 - confidence)
 
-    def excess(supposed: float) -> float:
-        return _log_wealth(points, counts, supposed) - level
+    def excess(supposed_mean: float) -> float:
+        return _log_wealth(points, counts, supposed_mean) - level
 
-    inner = min(max(mean, _EDGE), 1 - _EDGE)
-    low = 0.0 if mean <= _EDGE else _find_end(excess, _EDGE, inner)
-    high = 1.0 if mean >= 1 - _EDGE else _find_end(excess, 1 - _EDGE, inner)
+    inner_mean = min(max(mean, _EDGE), 1 - _EDGE)
+    low = 0.0 if mean <= _EDGE else _find_interval_end(excess, _EDGE, inner_mean)
+    high = 1.0 if mean >= 1 - _EDGE else _find_interval_end(excess, 1 - _EDGE, inner_mean)
     return Interval(round(float(low), _DIGITS), round(float(high), _DIGITS))
 
 
-def _log_wealth(points: Floats, counts: Ints, supposed: float) -> float:
-    shares = _prior_nodes()
-    factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
+def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
+    prior_rates = _prior_nodes()
+    factors = np.outer(points, prior_rates / supposed_mean) + np.outer(
+        1 - points, (1 - prior_rates) / (1 - supposed_mean)
+    )
     logs = counts @ np.log(factors)
-    greatest = float(logs.max())
+    greatest = float(logs.max())  # subtracted, so that exp does not overflow
     return greatest + log(float(np.exp(logs - greatest).mean()))
 
 
 @lru_cache(maxsize=1)
 def _prior_nodes() -> Floats:
+    # the quantiles of Jeffreys' prior at evenly spaced probabilities
     nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
     nodes.flags.writeable = False
     return nodes
 
 
-def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
+def _find_interval_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
@@ -639,9 +656,9 @@ def sequential_look(
     """
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
-        reached = look.gained + gain
-        side = look.side or (reached >= high) - (reached <= low)
-        look = SequentialLook(reached, look.total + sum(sizes), low, high, side)
+        total_gained = look.gained + gain
+        side = look.side or (total_gained >= high) - (total_gained <= low)
+        look = SequentialLook(total_gained, look.total + sum(sizes), low, high, side)
     return look
 
 
@@ -653,16 +670,17 @@ def sum_limits(
     If no sum is too small the first is -1; if none is too large the second is 1 + the largest possible sum. The
     arguments are those of `sequential_look`.
     """
+    # the probability of each sum that no earlier look has ended; the error spent on either side
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):
-        for size, many in sorted(Counter(sizes).items()):
-            chances = np.convolve(chances, _scaled_binomial_pmf(size, many, rate))
-        tails = np.cumsum([chances, chances[::-1]], axis=1)
+        for size, repeats in sorted(Counter(sizes).items()):
+            chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
+        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
-        below, above = (tails <= budget[:, None]).sum(axis=1).tolist()
-        yield below - 1, len(chances) - above
-        spent += [chances[:below].sum(), chances[len(chances) - above :].sum()]
-        chances[:below] = chances[len(chances) - above :] = 0.0
+        below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()
+        yield below_count - 1, len(chances) - above_count
+        spent += [chances[:below_count].sum(), chances[len(chances) - above_count :].sum()]
+        chances[:below_count] = chances[len(chances) - above_count :] = 0.0
 
 
 @lru_cache(maxsize=1024)

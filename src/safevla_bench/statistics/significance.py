@@ -41,7 +41,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 _TIE = 1e-9  # statistics with a smaller relative difference count as equal
-_POINTS = 256
+_GRID_POINTS = 256
 _WINDOW_SD = 9.0
 _REFINEMENTS = 5
 
@@ -61,18 +61,18 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first), (y, second) = sorted([(count, n), (other, m)])  # so swapping two policies keeps the digits
-    return _supremum(_barnard_region(x, first, y, second), first, second)
+    (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # so swapping two policies keeps the digits
+    return _find_supremum(_barnard_region(x, first_n, y, second_n), first_n, second_n)
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n minus other/m, with Newcombe's interval made consistent with it."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
-    rates = [(x / size, ends) for x, size in sides if (ends := intervals.wilson_interval(x, size, confidence))]
+    estimates = [(x / size, wilson) for x, size in sides if (wilson := intervals.wilson_interval(x, size, confidence))]
 
     def find_interval() -> intervals.Interval | None:
-        interval = intervals.combine_intervals(rates, (1, -1))
-        return intervals.reconcile_interval(interval, rates[0][0] - rates[1][0], p_value, confidence)
+        interval = intervals.combine_intervals(estimates, (1, -1))
+        return intervals.reconcile_interval(interval, estimates[0][0] - estimates[1][0], p_value, confidence)
 
     return MeanTest(p_value, find_interval)
 
@@ -86,6 +86,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
     limit = (count * m - other * n) ** 2 / (pooled * (total - pooled)) * (1 - _TIE)
+    # for each x, the statistic equals `limit` at the roots of a y² + 2 half_b y + c
     a = n * n + limit
     half_b = -rows * m * n - limit * (total / 2 - rows)
     c = (rows * m) ** 2 - limit * rows * (total - rows)
@@ -99,37 +100,37 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     return low, np.maximum(high, low + 1)
 
 
-def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
+def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     def probability(proportion: float) -> float:
         return _region_probability(region, n, m, proportion)
 
-    points = np.sin(np.pi / 2 * np.arange(1, _POINTS) / _POINTS) ** 2
-    values = np.array([probability(p) for p in points.tolist()])
-    best = float(values.max())
-    candidates = np.flatnonzero(values >= 0.98 * best)
-    peaks = [k for k in candidates.tolist() if values[k] == values[max(0, k - 1) : k + 2].max()]
+    proportions = np.sin(np.pi / 2 * np.arange(1, _GRID_POINTS) / _GRID_POINTS) ** 2
+    p_values = np.array([probability(proportion) for proportion in proportions.tolist()])
+    greatest = float(p_values.max())
+    candidates = np.flatnonzero(p_values >= 0.98 * greatest)  # the maximum lies near one of these grid points
+    peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
-        low, high = points[max(0, k - 1)], points[min(len(points) - 1, k + 1)]
-        best = max(best, _refine(probability, low, high))
-    return min(1.0, best)
+        low, high = proportions[max(0, k - 1)], proportions[min(len(proportions) - 1, k + 1)]
+        greatest = max(greatest, _refine_maximum(probability, low, high))
+    return min(1.0, greatest)
 
 
-def _refine(probability: Callable[[float], float], low: float, high: float) -> float:
-    best = 0.0
+def _refine_maximum(probability: Callable[[float], float], low: float, high: float) -> float:
+    greatest = 0.0
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, 13)
-        values = np.array([probability(p) for p in grid.tolist()])
+        values = np.array([probability(proportion) for proportion in grid.tolist()])
         k = int(values.argmax())
-        best = max(best, float(values[k]))
+        greatest = max(greatest, float(values[k]))
         low, high = float(grid[max(0, k - 1)]), float(grid[min(12, k + 1)])
-    return best
+    return greatest
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
     from scipy.special import bdtr
 
-    spread = _WINDOW_SD * np.sqrt(n * proportion * (1 - proportion)) + 2
-    first, last = max(0, int(n * proportion - spread)), min(n, int(n * proportion + spread) + 1)
+    half_window = _WINDOW_SD * np.sqrt(n * proportion * (1 - proportion)) + 2
+    first, last = max(0, int(n * proportion - half_window)), min(n, int(n * proportion + half_window) + 1)
     rows = np.arange(first, last + 1)
     low, high = region[0][rows], region[1][rows]
     # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower tail of m - Y.
@@ -174,17 +175,17 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
-    sizes = np.broadcast_to(weights, rows.shape)
+    row_weights = np.broadcast_to(weights, rows.shape)
     if tasks > _EXACT_TERMS:
-        tests = [_flip_signs(*row, confidence, tie=1.0) for row in zip(rows, sizes, strict=True)]
+        tests = [_flip_signs(*row, confidence, tie_weight=1.0) for row in zip(rows, row_weights, strict=True)]
         flipped = tests[0] if differences.ndim == 1 else join_tests(tests)
     else:
-        step = _AT_ONCE >> tasks
-        parts = [slice(k, k + step) for k in range(0, len(rows), step)]
-        p_values = np.concatenate([_flip_all_signs(rows[part], sizes[part]) for part in parts])
+        rows_at_once = _MAX_SUBSETS >> tasks
+        chunks = [slice(k, k + rows_at_once) for k in range(0, len(rows), rows_at_once)]
+        p_values = np.concatenate([_exact_p_values(rows[chunk], row_weights[chunk]) for chunk in chunks])
 
         def find_interval() -> intervals.Interval:
-            ends = np.hstack([_find_centers(rows[part], sizes[part], confidence) for part in parts])
+            ends = np.hstack([_find_center_ends(rows[chunk], row_weights[chunk], confidence) for chunk in chunks])
             return intervals.make_interval(*(ends[:, 0] if differences.ndim == 1 else ends))
 
         flipped = MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
@@ -192,31 +193,35 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
-_AT_ONCE = 1 << 20
+_MAX_SUBSETS = 1 << 20  # of all pairs of policies that are tested at a time
 
 
-def _flip_all_signs(differences: Floats, weights: Floats) -> Floats:
+def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
+    # Flipping the signs of a subset makes the sum at least as large if the subset's sum is at most 0.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
     sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T
     below, equal = (sums < -_TOLERANCE).mean(axis=1), (np.abs(sums) <= _TOLERANCE).mean(axis=1)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below + equal, 1 - below)))
 
 
-def _find_centers(differences: Floats, weights: Floats, confidence: float) -> Floats:
+def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
+    # [2, R]: the ends are order statistics of the means of all subsets but the empty one
     subsets = _list_subsets(differences.shape[1])[1:].T
-    beyond = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
-    places = [beyond, subsets.shape[1] - 1 - beyond]
-    means = np.partition((weights * differences) @ subsets / (weights @ subsets), places, axis=1)
-    return np.asarray(np.round(means[:, places].T, 9) + 0.0)
+    outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
+    end_indices = [outside_index, subsets.shape[1] - 1 - outside_index]
+    means = np.partition((weights * differences) @ subsets / (weights @ subsets), end_indices, axis=1)
+    return np.asarray(np.round(means[:, end_indices].T, 9) + 0.0)
 
 
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
     """Return one test with the rows of all tests in order; the ends of a missing interval are NaN."""
 
     def find_interval() -> intervals.Interval:
-        ends = [(np.nan, np.nan) if (one := test.interval) is None else (one.low, one.high) for test in tests]
+        ends = [
+            (np.nan, np.nan) if (interval := test.interval) is None else (interval.low, interval.high) for test in tests
+        ]
         return intervals.make_interval(
-            *(np.concatenate([np.atleast_1d(pair[side]) for pair in ends]) for side in (0, 1))
+            *(np.concatenate([np.atleast_1d(test_ends[side]) for test_ends in ends]) for side in (0, 1))
         )
 
     return MeanTest(np.concatenate([np.atleast_1d(test.p_value) for test in tests]), find_interval)
@@ -228,30 +233,32 @@ def flip_pair_means(differences: Floats, confidence: float = intervals.CONFIDENC
     The p-value is a mid-p-value; for differences of -1, 0 and 1 it equals `mcnemar_mid_p`. The interval is for the
     center of symmetry; an end is -1 or 1 if no difference can be excluded on that side.
     """
-    return _flip_signs(differences, np.ones(len(differences)), confidence, tie=0.5)
+    return _flip_signs(differences, np.ones(len(differences)), confidence, tie_weight=0.5)
 
 
-def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: float) -> MeanTest:
+def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_weight: float) -> MeanTest:
     """Return the sign-flip test that weighted differences [K] are symmetric about zero, with its interval in [-1, 1].
     The interval contains the centers of symmetry that sign flips do not reject (J. A. Hartigan, Journal of the American
-    Statistical Association 64 (1969) 1303-1317). Outcomes exactly as extreme as the observed one count with `tie`
-    times their probability: `tie` is 1, or 0.5 for a mid-p-value.
+    Statistical Association 64 (1969) 1303-1317). Outcomes exactly as extreme as the observed one count with
+    `tie_weight` times their probability: 1, or 0.5 for a mid-p-value.
     """
     estimate = float(differences @ weights / weights.sum())
-    is_graded = tie < 1 and len(differences) > _EXACT_TERMS
-    if tie == 1 and len(differences) > _EXACT_TERMS:
-        shares = _tabulate_subsets(weights * differences, weights)
+    is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
+    if tie_weight == 1 and len(differences) > _EXACT_TERMS:
+        sides = _tabulate_subsets(weights * differences, weights)
     else:
         # The upper end is minus the lower end of the negated differences, so that swapping two policies gives identical
         # digits.
-        count_below = _count_on_grid if is_graded else _count_subsets
-        shares = count_below(differences, weights), count_below(-differences, weights)
-    p_values = [float(_low_p(of, tie, np.zeros(1))[0]) for of in shares]
+        make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
+        sides = make_shares(differences, weights), make_shares(-differences, weights)
+    p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
 
     def find_interval() -> intervals.Interval:
         low, high = (
-            _find_low_end(partial(_low_p, of, tie), at_zero, sign * estimate, confidence, is_graded=is_graded)
-            for of, at_zero, sign in zip(shares, p_values, (1.0, -1.0), strict=True)
+            _find_flip_low_end(
+                partial(_lower_p_value, side, tie_weight), p_value, sign * estimate, confidence, is_on_grid=is_on_grid
+            )
+            for side, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True)
         )
         return intervals.Interval(low, -high + 0.0)
 
@@ -262,26 +269,28 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 """Maps centers to the share of all subsets with a mean below each center, and the share with a mean equal to it."""
 
 
-def _low_p(shares: Shares, tie: float, centers: Floats) -> Floats:
+def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
     below, equal = shares(centers)
-    return 2 * (below + tie * equal)
+    return 2 * (below + tie_weight * equal)
 
 
-def _count_subsets(differences: Floats, weights: Floats) -> Shares:
+# Exact `Shares`, of all subsets of few differences.
+def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
-    sums, sizes = subsets @ (scaled * differences), subsets @ scaled
+    sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
     def find_shares(centers: Floats) -> tuple[Floats, Floats]:
-        gaps = sums - np.outer(centers, sizes)
+        gaps = sums - np.outer(centers, weight_sums)
         return (gaps < -_TOLERANCE).mean(axis=1), (np.abs(gaps) <= _TOLERANCE).mean(axis=1)
 
     return find_shares
 
 
-def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
+# Approximate `Shares`, by sums on a grid; for any number of differences.
+def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
     @cache
     def find_share(center: float) -> tuple[float, float]:
-        return _sum_on_grid(weights * (differences - center))
+        return _subset_shares_on_grid(weights * (differences - center))
 
     def find_shares(centers: Floats) -> tuple[Floats, Floats]:
         below, equal = np.array([find_share(center) for center in centers.tolist()]).T
@@ -291,7 +300,7 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the `Shares` of these sums, and of the negated sums, from a table of subset counts by weight and sum.
+    """Return the `Shares` of these sums, and of the negated sums, from a table of subsets by weight and sum.
     Weights that are not few multiples of a whole unit are rounded to 1,000 steps, and sums that are not few multiples
     of 1/q, q at most 60, to 2,048 steps; otherwise the shares are exact.
     """
@@ -299,94 +308,100 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
     wholes = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
     scale, tolerance = (float(q), 1e-9) if (q := next(wholes, 0)) else (_CELLS / total, 0.5)
-    sizes, steps = (np.rint(part).astype(np.int64) for part in (weights / unit, sums * scale))
-    zero = first = last = -int(steps[steps < 0].sum())
-    table, top = np.zeros((int(sizes.sum()) + 1, int(np.abs(steps).sum()) + 1)), 0
+    weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
+    # table [weight, sum] has the share of the subsets of the terms so far: rows up to `top`, columns `first` to `last`
+    zero = first = last = -int(sum_steps[sum_steps < 0].sum())
+    table, top = np.zeros((int(weight_steps.sum()) + 1, int(np.abs(sum_steps).sum()) + 1)), 0
     table[0, zero] = 1.0
-    for step, size in zip(steps.tolist(), sizes.tolist(), strict=True):
+    for step, size in zip(sum_steps.tolist(), weight_steps.tolist(), strict=True):
         half = table[: top + 1, first : last + 1] / 2
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # shift of the mean by rounding
+    # in each row of weight k, a center c lies in column zero + k (slope c + drift); rounding causes the drift
+    slope, drift = scale * weights.sum() / top, (sum_steps - sums * scale).sum() / top
 
-    def find_shares(below: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
-        at = zero + np.outer(centers * slope + drift, np.arange(top + 1))
-        ends = np.ceil(at - tolerance), np.floor(at + tolerance) + 1
+    def find_shares(cumulative: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
+        columns = zero + np.outer(centers * slope + drift, np.arange(top + 1))
+        cuts = np.ceil(columns - tolerance), np.floor(columns + tolerance) + 1
         lower, upper = (
-            below[np.arange(top + 1), np.clip(end, 0, below.shape[1] - 1).astype(np.int64)].sum(axis=1) for end in ends
+            cumulative[np.arange(top + 1), np.clip(end, 0, cumulative.shape[1] - 1).astype(np.int64)].sum(axis=1)
+            for end in cuts
         )
         return lower, upper - lower
 
-    mirrored = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)
-    one, other = (
-        partial(find_shares, np.pad(rows.cumsum(axis=1), ((0, 0), (1, 0))), *rest) for rows, *rest in mirrored
+    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)
+    shares, mirrored_shares = (
+        partial(find_shares, np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))), *shift) for counts, *shift in tables
     )
-    return one, other
+    return shares, mirrored_shares
 
 
-def _find_low_end(
-    p_of: Callable[[Floats], Floats], at_zero: float, estimate: float, confidence: float, *, is_graded: bool
+def _find_flip_low_end(
+    find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
     outer, inner = -1.0, estimate
     if estimate > 0:
-        outer, inner = (0.0, estimate) if intervals.is_significant(at_zero, confidence) else (-1.0, 0.0)
-    if outer < 0 and not intervals.is_significant(p_of(np.array([-1.0])), confidence)[0]:
+        outer, inner = (0.0, estimate) if intervals.is_significant(p_at_zero, confidence) else (-1.0, 0.0)
+    if outer < 0 and not intervals.is_significant(find_p(np.array([-1.0])), confidence)[0]:
         return -1.0
-    if is_graded and not intervals.is_significant(p_of(np.array([inner])), confidence)[0]:
-        quantile = NormalDist().inv_cdf
-        level = quantile((1 - confidence) / 2) + 1e-9
+    if is_on_grid and not intervals.is_significant(find_p(np.array([inner])), confidence)[0]:
+        normal_quantile = NormalDist().inv_cdf
+        level = normal_quantile((1 - confidence) / 2) + 1e-9
 
         def excess(center: float) -> float:
-            return quantile(max(1e-300, min(1.0, float(p_of(np.array([center]))[0])) / 2)) - level
+            return normal_quantile(max(1e-300, min(1.0, float(find_p(np.array([center]))[0])) / 2)) - level
 
         return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
     for _ in range(7):
         centers = np.linspace(outer, inner, 33)
-        k = 1 + int(np.argmin(np.append(intervals.is_significant(p_of(centers[1:-1]), confidence), False)))
-        outer, inner = centers[k - 1], centers[k]
+        first_accepted = 1 + int(
+            np.argmin(np.append(intervals.is_significant(find_p(centers[1:-1]), confidence), False))
+        )
+        outer, inner = centers[first_accepted - 1], centers[first_accepted]
     return round(float(outer + inner) / 2, 9) + 0.0
 
 
 @lru_cache(maxsize=4)
 def _list_subsets(count: int) -> Floats:
+    # each row has the value 1 for the members of a subset, [2^count, count]
     subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
     subsets.flags.writeable = False
     return subsets
 
 
-def _sum_on_grid(terms: Floats) -> tuple[float, float]:
+def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of all subsets of the terms [K] whose sum is below zero, and the share whose sum is zero."""
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
-    is_whole = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
-    steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
+    is_exact = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
+    steps = np.rint(magnitudes) if is_exact else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
     observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # half the errors is the shift of the mean
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0], top = 1.0, 1
-    for step, many in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
-        last, top = top, min(len(chances), top + int(step * many))
-        if many == 1:
+    chances[0], top = 1.0, 1  # the probability of each sum of the steps in a subset; all are below `top`
+    for step, repeats in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
+        old_top, top = top, min(len(chances), top + int(step * repeats))
+        if repeats == 1:
             chances[step:top] += chances[: max(0, top - step)]
             chances[:top] *= 0.5
             continue
-        heads = _draw_heads(int(many))
-        summed = np.zeros(top)
-        for drawn, chance in heads:
-            part = chances[: max(0, min(last, top - drawn * step))]
-            summed[drawn * step : drawn * step + len(part)] += chance * part
-        chances[:top] = summed
+        likely_heads = _likely_heads(int(repeats))
+        new_chances = np.zeros(top)
+        for head_count, chance in likely_heads:
+            shifted = chances[: max(0, min(old_top, top - head_count * step))]
+            new_chances[head_count * step : head_count * step + len(shifted)] += chance * shifted
+        chances[:top] = new_chances
     below = max(0, ceil(observed - slack))
     return float(chances[:below].sum()), float(chances[below:].sum())
 
 
 @lru_cache(maxsize=256)
-def _draw_heads(coins: int) -> list[tuple[int, float]]:
+def _likely_heads(coins: int) -> list[tuple[int, float]]:
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
-    return [(int(k), float(chances[k])) for k in np.flatnonzero(chances > 1e-17)]
+    return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
 
 def mcnemar_test(
@@ -416,9 +431,9 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
     """
     from scipy.special import bdtr  # loads slowly
 
-    n, fewer = only_first + only_second, np.minimum(only_first, only_second)
-    below = np.where(fewer == 0, 0.0, bdtr(np.maximum(fewer - 1, 0), n, 0.5))
-    return np.minimum(1.0, bdtr(fewer, n, 0.5) + below)[()]
+    n, rarer = only_first + only_second, np.minimum(only_first, only_second)
+    below = np.where(rarer == 0, 0.0, bdtr(np.maximum(rarer - 1, 0), n, 0.5))
+    return np.minimum(1.0, bdtr(rarer, n, 0.5) + below)[()]
 
 
 # Independent episodes of several tasks
@@ -445,55 +460,59 @@ def score_difference(
 
     z = intervals.normal_quantile(confidence)
     sides = (counts, sizes), (others, other_sizes)
-    chances = np.minimum(1.0, 2 * ndtr(-np.abs(_score(*sides[0], *sides[1], 0.0))))
+    p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(*sides[0], *sides[1], 0.0))))
 
     def find_interval() -> intervals.Interval:
-        low, high = (_find_low(*mine, *theirs, z) for mine, theirs in (sides, sides[::-1]))
+        low, high = (_find_score_low_end(*first, *second, z) for first, second in (sides, sides[::-1]))
         return intervals.make_interval(low[()], -high[()] + 0.0)
 
-    return MeanTest(chances[()], find_interval)
+    return MeanTest(p_values[()], find_interval)
 
 
-def _find_low(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
+def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
     def excess(difference: Floats) -> Floats:
         return _score(counts, sizes, others, other_sizes, difference) - z
 
     estimate = _mean_gap(counts, sizes, others, other_sizes)
     is_above = (estimate > 0) & (excess(0.0 * estimate) >= 0)
     outer, inner = np.where(is_above, 0.0, -1.0), np.where(is_above, estimate, np.minimum(estimate, 0.0))
-    ends = excess(outer), excess(inner)
-    low = np.where((ends[0] >= 0) & (ends[1] >= 0), inner, outer)
-    has_root = (outer < inner) & (ends[0] > 0) & (ends[1] < 0)
+    excesses = excess(outer), excess(inner)
+    low_ends = np.where((excesses[0] >= 0) & (excesses[1] >= 0), inner, outer)
+    has_root = (outer < inner) & (excesses[0] > 0) & (excesses[1] < 0)
     if not has_root.any():
-        return low
+        return low_ends
     with np.errstate(invalid="ignore"):
-        found = intervals.find_root(excess, np.where(has_root, outer, np.nan), np.where(has_root, inner, np.nan))
-    return np.where(has_root, np.round(found, _DIGITS) + 0.0, low)
+        roots = intervals.find_root(excess, np.where(has_root, outer, np.nan), np.where(has_root, inner, np.nan))
+    return np.where(has_root, np.round(roots, _DIGITS) + 0.0, low_ends)
 
 
 _DIGITS = 9
 
 
 def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
+    # the mean over tasks of x/n - y/m: the first policy's rate minus the second's
     is_used = (n > 0) & (m > 0)
     gaps = np.where(is_used, x / np.maximum(n, 1) - y / np.maximum(m, 1), 0.0)
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
+    # x of n episodes of the first policy, and y of m of the second, have the outcome; [K] or [R, K]
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
-    first, second = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
-    spreads = first * (1 - first) / n, second * (1 - second) / m
+    first_rates, second_rates = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
+    spreads = first_rates * (1 - first_rates) / n, second_rates * (1 - second_rates) / m
     variances = np.maximum((spreads[0] + spreads[1]) * (n + m) / (n + m - 1), 0.0)
-    thirds = spreads[0] * (1 - 2 * first) / n - spreads[1] * (1 - 2 * second) / m
-    tasks, above = is_used.sum(axis=-1), np.asarray(_mean_gap(x, n * is_used, y, m * is_used) - difference)
-    variance, third = ((part * is_used).sum(axis=-1) / tasks**k for k, part in ((2, variances), (3, thirds)))
-    is_zero = np.abs(above) <= _TOLERANCE
+    third_moments = spreads[0] * (1 - 2 * first_rates) / n - spreads[1] * (1 - 2 * second_rates) / m
+    tasks, excess = is_used.sum(axis=-1), np.asarray(_mean_gap(x, n * is_used, y, m * is_used) - difference)
+    variance, third_moment = (
+        (moments * is_used).sum(axis=-1) / tasks**power for power, moments in ((2, variances), (3, third_moments))
+    )
+    is_zero = np.abs(excess) <= _TOLERANCE
     with np.errstate(divide="ignore", invalid="ignore"):
-        score, skew = above / np.sqrt(variance), third / variance**1.5 / 6
+        score, skew = excess / np.sqrt(variance), third_moment / variance**1.5 / 6
         score = 2 * (score + skew) / (1 + np.sqrt(np.maximum(0.0, 1 + 4 * skew * (score + skew))))
-    return np.where(is_zero, 0.0, np.where(variance > 0, score, np.copysign(np.inf, above)))
+    return np.where(is_zero, 0.0, np.where(variance > 0, score, np.copysign(np.inf, excess)))
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
@@ -507,10 +526,10 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
     u = np.copysign(np.sqrt(np.maximum((b / (3 * a)) ** 2 - c / (3 * a), 0.0)), v)
     cubes = np.where(u == 0, 1.0, u**3)
     angle = (np.pi + np.arccos(np.clip(np.where(u == 0, 1.0, v / cubes), -1.0, 1.0))) / 3
-    likeliest = 2 * u * np.cos(angle) - b / (3 * a)
-    first = np.clip(likeliest, np.maximum(0.0, difference), np.minimum(1.0, 1 + difference))
-    first = np.where(difference == 0, (x + y) / (n + m), first)
-    return first, first - difference
+    root = 2 * u * np.cos(angle) - b / (3 * a)
+    first_rates = np.clip(root, np.maximum(0.0, difference), np.minimum(1.0, 1 + difference))
+    first_rates = np.where(difference == 0, (x + y) / (n + m), first_rates)
+    return first_rates, first_rates - difference
 
 
 # Means of values from 0 to 1
@@ -562,7 +581,7 @@ def invert_interval(
 
 Unit = tuple[float, ...]
 """A state or a task: its number of good episodes, how many of them are unknown, and further inputs of the test."""
-_MOST_CHOICES = 2000
+_MAX_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
@@ -572,27 +591,27 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     choices of one episode are tried, then all of two, and so on, up to 2,000 choices in total; the result is never too
     large.
     """
-    level, most, tried = [Counter(units)], None, 0
-    while level:
-        tried += len(level)
-        if tried > _MOST_CHOICES or not all(stays(list(choice.elements())) for choice in level):
+    choices, largest_k, tried_count = [Counter(units)], None, 0
+    while choices:
+        tried_count += len(choices)
+        if tried_count > _MAX_CHOICES or not all(stays(list(choice.elements())) for choice in choices):
             break
-        most, following = 0 if most is None else most + 1, {}
-        for choice in level:
+        largest_k, next_choices = 0 if largest_k is None else largest_k + 1, {}
+        for choice in choices:
             for unit in choice:
                 if unit[1] > 0:
-                    moved = choice - Counter([unit]) + Counter([(unit[0] - 1, unit[1] - 1, *unit[2:])])
-                    following[frozenset(moved.items())] = moved
-        level = list(following.values())
-    return most
+                    changed = choice - Counter([unit]) + Counter([(unit[0] - 1, unit[1] - 1, *unit[2:])])
+                    next_choices[frozenset(changed.items())] = changed
+        choices = list(next_choices.values())
+    return largest_k
 
 
 # Several pairs of policies
 
 
-_MOST_DRAWS = 9_999
+_MAX_DRAWS = 9_999
 _IN_CACHE = 1 << 18
-_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws; however, there are always `_MOST_DRAWS` // 5 draws or more
+_MAX_DRAWN_TERMS = 4_000_000  # maximum of pairs times draws; however, there are always `_MAX_DRAWS` // 5 draws or more
 
 
 def max_t_adjust(differences: Floats) -> Floats:
@@ -611,13 +630,14 @@ def max_t_adjust(differences: Floats) -> Floats:
         return adjusted
     rows = differences[order] / spreads[order]
     observed = np.abs(rows.sum(axis=1))
-    falling = np.argsort(-observed, kind="stable")
-    order, observed, rows = order[falling], observed[falling], rows[falling]
-    least, signs = observed - 1e-9 * np.maximum(observed, 1), _list_signs(rows.shape[1], len(rows))
+    by_size = np.argsort(-observed, kind="stable")
+    order, observed, rows = order[by_size], observed[by_size], rows[by_size]
+    thresholds, signs = observed - 1e-9 * np.maximum(observed, 1), _list_signs(rows.shape[1], len(rows))
     hits = np.zeros(len(rows))
-    for part in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
-        greatest = np.maximum.accumulate(np.abs(rows @ part.T)[::-1], axis=0)[::-1]
-        hits += (greatest >= least[:, None]).sum(axis=1)
+    for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
+        # step-down: the greatest statistic of each pair and of all pairs with smaller observed statistics
+        greatest = np.maximum.accumulate(np.abs(rows @ some_signs.T)[::-1], axis=0)[::-1]
+        hits += (greatest >= thresholds[:, None]).sum(axis=1)
     adjusted[order] = np.maximum.accumulate(hits / len(signs))
     return adjusted
 
@@ -628,14 +648,14 @@ def _list_signs(units: int, pairs: int) -> Floats:
     """
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
-    draws = max(_MOST_DRAWS // 5, min(_MOST_DRAWS, _DRAWN_TERMS // pairs))
+    draws = max(_MAX_DRAWS // 5, min(_MAX_DRAWS, _MAX_DRAWN_TERMS // pairs))
     bits = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (draws + 1, units), dtype=np.int8)
     signs = np.asarray(2.0 * bits - 1, dtype=np.float64)
     signs[0] = 1.0
     return signs
 
 
-def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
+def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     """Return Page's statistic of a trend over ordered columns, and its two-sided p-value, for values [blocks, columns].
 
     Blocks are initial states, and columns are checkpoints in their order. The statistic is the mean over blocks of
@@ -646,9 +666,10 @@ def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
     columns = values.shape[1]
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # ranks minus their mean, ties averaged
     ranks = ranks[(ranks != 0).any(axis=1)]
-    places = np.arange(columns) - (columns - 1) / 2
-    observed, generator = float((ranks @ places).sum()), np.random.Generator(np.random.PCG64(0))
+    centered_order = np.arange(columns) - (columns - 1) / 2
+    observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))
     hits = sum(
-        abs(float((generator.permuted(ranks, axis=1) @ places).sum())) >= abs(observed) - 1e-9 for _ in range(draws)
+        abs(float((generator.permuted(ranks, axis=1) @ centered_order).sum())) >= abs(observed) - 1e-9
+        for _ in range(draws)
     )
-    return observed / (max(1, len(values)) * float(places @ places)), (1 + hits) / (1 + draws)
+    return observed / (max(1, len(values)) * float(centered_order @ centered_order)), (1 + hits) / (1 + draws)

@@ -68,8 +68,8 @@ def evaluate_formula(
                 hold, reach = to_margins(hold), to_margins(reach)
             values = fold_until(hold, reach, *_window_rows(window, trace))
             if formula.weak:
-                whole = syntax.Window(0.0, window.end_s)
-                values = disjunction(values, evaluate_window(hold, MIN, whole, trace, at_start=False))
+                whole_window = syntax.Window(0.0, window.end_s)
+                values = disjunction(values, evaluate_window(hold, MIN, whole_window, trace, at_start=False))
         case syntax.Compare():
             values = predicate_margin(formula, trace, best=best)
         case syntax.BooleanSignal(name):
@@ -94,33 +94,35 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     """Return the rows [lo, hi) of the window that begins to count at each episode's first record; lo and hi are [E],
     and equal if it is empty. Raises `FormulaError` if, without time stamps, a bound is no multiple of the control step.
     """
-    if not _goes_by_stamps(window, trace):
+    if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
     lo, hi = _window_rows(window, trace)
     return lo[trace.starts[:-1]], hi[trace.starts[:-1]]
 
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
+    # the rows [lo, hi) of the window that begins to count at each record, [N] each
     lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
-    if not _goes_by_stamps(window, trace):
+    if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, lo, hi)
     assert trace.time_s is not None
     for first, end in pairwise(trace.starts.tolist()):
-        stamps = trace.time_s[first:end]
-        slack = STEP_TOLERANCE * float(np.median(np.diff(stamps))) if end - first > 1 else 0.0
-        slack = max(slack, 2 * float(np.spacing(np.abs(stamps).max())))  # rounding limits the precision of stamps
-        begins = first + np.searchsorted(stamps, stamps + (window.start_s - slack))
-        lo[first:end] = np.maximum(lo[first:end], begins)
+        stamps_s = trace.time_s[first:end]
+        slack_s = STEP_TOLERANCE * float(np.median(np.diff(stamps_s))) if end - first > 1 else 0.0
+        slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # rounding limits the precision of stamps
+        window_lo = first + np.searchsorted(stamps_s, stamps_s + (window.start_s - slack_s))
+        lo[first:end] = np.maximum(lo[first:end], window_lo)
         if window.end_s is not None:
-            hi[first:end] = first + np.searchsorted(stamps, stamps + (window.end_s + slack), side="right")
+            hi[first:end] = first + np.searchsorted(stamps_s, stamps_s + (window.end_s + slack_s), side="right")
     return lo, hi
 
 
-def _goes_by_stamps(window: syntax.Window, trace: Trace) -> bool:
+def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
     return trace.time_s is not None and window != syntax.Window()
 
 
 def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    # the rows [lo, hi) of the windows that begin to count at `rows`, clipped at the episodes' ends
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
     return lo, ends if window.end_s is None else np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
@@ -148,16 +150,16 @@ def conjunction(left: Values, right: Values) -> Values:
     """Return the smaller margin, or the `and` of Booleans. Of a margin and a Boolean: the margin if True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
-    crisp, rest = (left, right) if is_crisp(left) else (right, left)
-    return np.where(crisp, rest, -np.inf)
+    booleans, margins = (left, right) if is_crisp(left) else (right, left)
+    return np.where(booleans, margins, -np.inf)
 
 
 def disjunction(left: Values, right: Values) -> Values:
     """Return the larger margin, or the `or` of Booleans. Of a margin and a Boolean: +inf if True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
-    crisp, rest = (left, right) if is_crisp(left) else (right, left)
-    return np.where(crisp, np.inf, rest)
+    booleans, margins = (left, right) if is_crisp(left) else (right, left)
+    return np.where(booleans, np.inf, margins)
 
 
 def is_positive(values: Values) -> Bools:
@@ -207,11 +209,11 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
-            is_empty = np.isinf(first) | np.isinf(second)  # a signal is infinite if it has nothing to measure
-            if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
+            is_unmeasured = np.isinf(first) | np.isinf(second)  # a signal is infinite if it has nothing to measure
+            if not (np.isfinite(result) | is_unmeasured | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
                 raise SignalError(problem, remedy="write a < c * b instead of a / b < c")
-            return np.where(is_empty, np.inf, result) if is_empty.any() else result
+            return np.where(is_unmeasured, np.inf, result) if is_unmeasured.any() else result
 
 
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
@@ -224,12 +226,12 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
-    per_episode = trace.rounding(names)
-    rounding = np.repeat(per_episode, trace.lengths) if trace.single else per_episode[:1]
+    by_episode = trace.rounding(names)
+    rounding = np.repeat(by_episode, trace.lengths) if trace.single else by_episode[:1]
     greater, less = (right, left) if predicate.operator in ("<", "<=") else (left, right)
     values = np.broadcast_to(subtract(greater, less, rounding), trace.starts[-1])
-    if (is_empty := np.isinf(left) | np.isinf(right)).any():
-        values = np.where(is_empty, np.inf if best else -np.inf, values)
+    if (is_unmeasured := np.isinf(left) | np.isinf(right)).any():
+        values = np.where(is_unmeasured, np.inf if best else -np.inf, values)
     if trace.unknown and not trace.unknown.keys().isdisjoint(names):
         return np.where(np.isnan(values), _unknown_margin(predicate, trace, best, rounding), values)
     trace.reject_nan(values, f"the margin of `{syntax.format_formula(predicate)}`")
@@ -237,8 +239,10 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
 
 
 def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, rounding: Floats) -> Floats | float:
-    below = predicate.operator in ("<", "<=")
-    match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):
+    is_upper_bound = predicate.operator in ("<", "<=")
+    # Only a lower bound of the unknown signal is known: it limits the best margin of `signal < bound` and the worst
+    # margin of `bound < signal`.
+    match (predicate.left, predicate.right) if is_upper_bound else (predicate.right, predicate.left):
         case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
             return subtract(evaluate_expression(bound, None), trace.least_values(name), rounding)
         case bound, syntax.NumericSignal(name) if not best and not reads_signal(bound):
@@ -258,16 +262,16 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
     if trace.time_s is not None:
         steps_s = np.where(np.isnan(trace.time_s[trace.starts[:-1]]), steps_s, np.inf)
     if not syntax.bounded_windows(formula) or bool(np.all(steps_s == steps_s[:1])):
-        yield from [(np.arange(len(trace)), _with_stamps(trace, steps_s))] if len(trace) else []
+        yield from [(np.arange(len(trace)), _drop_missing_stamps(trace, steps_s))] if len(trace) else []
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # before the split, so that an error has the index in `trace`
     for step_s in np.unique(steps_s):
         episodes = np.flatnonzero(steps_s == step_s)
-        yield episodes, _with_stamps(trace.select_episodes(episodes), steps_s[episodes])
+        yield episodes, _drop_missing_stamps(trace.select_episodes(episodes), steps_s[episodes])
 
 
-def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
+def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
@@ -279,9 +283,9 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     the earliest record and the left side win. Raises the same errors as `robustness`.
     """
     records = np.empty(len(trace), np.int64)
-    for episodes, part in group_by_step(formula, trace):
-        rows = _deciding_rows(formula, part)
-        records[episodes] = np.where(rows < 0, -1, rows - part.starts[:-1])
+    for episodes, group in group_by_step(formula, trace):
+        rows = _deciding_rows(formula, group)
+        records[episodes] = np.where(rows < 0, -1, rows - group.starts[:-1])
     return records
 
 
@@ -308,28 +312,29 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
             values = margins(child)
             find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
             bounds = start_rows(window, trace)
-            return _rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
+            return _find_rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right, weak, crisp):
             reach = evaluate_formula(right, trace, at_start=False, positive=positive)
             hold, reach = margins(left), to_margins(is_true(reach, strict=not positive) if crisp else reach)
-            rows = _rows_in_windows(
-                trace, *start_rows(window, trace), lambda *at: _until_margins(hold, reach, *at).argmax()
+            rows = _find_rows_in_windows(
+                trace, *start_rows(window, trace), lambda *rows: _until_margins(hold, reach, *rows).argmax()
             )
             if weak:
-                kept = syntax.Always(syntax.Window(0.0, window.end_s), left)
-                is_kept = margins(kept, at_start=True) > margins(replace(formula, weak=False), at_start=True)
-                rows = np.where(is_kept, _deciding_rows(kept, trace, positive), rows)
+                lasting = syntax.Always(syntax.Window(0.0, window.end_s), left)
+                is_lasting = margins(lasting, at_start=True) > margins(replace(formula, weak=False), at_start=True)
+                rows = np.where(is_lasting, _deciding_rows(lasting, trace, positive), rows)
             return rows
         case _:
             return trace.starts[:-1]
 
 
-def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
-    windows = zip(trace.starts[:-1], lo, hi, strict=True)
-    return np.array([a + place(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
+def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callable[[int, int, int], np.integer]) -> Ints:
+    windows = zip(trace.starts[:-1], lo, hi, strict=True)  # first row of the episode; rows [a, b) of the window
+    return np.array([a + find_offset(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
+    # the smallest margin of `hold` from the episode's start until just before each row
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
@@ -342,8 +347,8 @@ def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
     if not _is_recordwise(formula):
         return None
     violating = np.zeros(trace.starts[-1], np.bool_)
-    for episodes, part in group_by_step(formula, trace):
-        violating[trace.record_rows(episodes)] = _violation_mask(formula, part)
+    for episodes, group in group_by_step(formula, trace):
+        violating[trace.record_rows(episodes)] = _violation_mask(formula, group)
     return violating
 
 
@@ -360,8 +365,8 @@ def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
             return _violation_mask(left, trace) | _violation_mask(right, trace)
         case syntax.Always(window, child):
             lo, hi = start_rows(window, trace)
-            row, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
+            rows, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
             fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))
-            return np.asarray(fails & (row >= lo) & (row < hi))
+            return np.asarray(fails & (rows >= lo) & (rows < hi))
         case _:
             raise AssertionError(formula)

@@ -161,15 +161,15 @@ class Until:
 Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic
 Formula: TypeAlias = Compare | BooleanSignal | Truth | Not | And | Or | Implies | Always | Eventually | Until
 Node: TypeAlias = Expression | Formula
-_FIELDS: Mapping[type, tuple[str, ...]] = {
-    kind: tuple(part.name for part in fields(kind)) for kind in (*get_args(Expression), *get_args(Formula))
+_FIELD_NAMES: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in (*get_args(Expression), *get_args(Formula))
 }
 
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
     """Return the direct children of a node, left to right."""
-    values = (getattr(node, name) for name in _FIELDS[type(node)])
-    return tuple([value for value in values if type(value) in _FIELDS])
+    values = (getattr(node, name) for name in _FIELD_NAMES[type(node)])
+    return tuple([value for value in values if type(value) in _FIELD_NAMES])
 
 
 def walk_nodes(node: Node) -> Iterator[Node]:
@@ -207,10 +207,10 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
     """Return the largest parts of a formula that have no G, F, U or W inside or around them: record 0 decides these."""
-    parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
-    if not parts or isinstance(formula, Always | Eventually | Until):
-        return () if parts or isinstance(formula, Truth) else (formula,)
-    return tuple(once for part in child_nodes(formula) for once in judged_once(cast(Formula, part)))
+    temporal_parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
+    if not temporal_parts or isinstance(formula, Always | Eventually | Until):
+        return () if temporal_parts or isinstance(formula, Truth) else (formula,)
+    return tuple(undivided for part in child_nodes(formula) for undivided in judged_once(cast(Formula, part)))
 
 
 def is_plain(formula: Formula) -> bool:
@@ -221,11 +221,11 @@ def is_plain(formula: Formula) -> bool:
 def make_plain(formula: Formula) -> Formula:
     """Return the formula with the margin max(-left, right) in every implication."""
 
-    def change(node: Node) -> Node:
-        changed = map_children(node, change)
+    def make_node_plain(node: Node) -> Node:
+        changed = map_children(node, make_node_plain)
         return replace(changed, plain=True) if isinstance(changed, Implies) else changed
 
-    return cast(Formula, change(formula))
+    return cast(Formula, make_node_plain(formula))
 
 
 def has_placeholder(formula: Formula) -> bool:
@@ -274,8 +274,8 @@ def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> F
 
 def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
     """Return the node with `change` applied to each of its direct parts."""
-    values = [getattr(node, name) for name in _FIELDS[type(node)]]
-    return type(node)(*[change(value) if type(value) in _FIELDS else value for value in values])
+    values = [getattr(node, name) for name in _FIELD_NAMES[type(node)]]
+    return type(node)(*[change(value) if type(value) in _FIELD_NAMES else value for value in values])
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
@@ -304,27 +304,28 @@ def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
     return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])
 
 
-def _read_cut_off(formula: Formula, kept: bool, is_due: bool) -> Formula:
+def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
+    # `is_due` is true on the right side of an implication, where windows are obligations
     match formula:
         case Compare() | BooleanSignal() | Truth():
             return formula
         case Not(child):
-            return Not(_read_cut_off(child, not kept, is_due))
+            return Not(_read_cut_off(child, not is_kept, is_due))
         case Implies(condition, obligation, plain=False):
-            return Implies(condition, _read_cut_off(obligation, kept, is_due=True))
-    inner = cast(Formula, map_children(formula, lambda part: _read_cut_off(part, kept, is_due)))
+            return Implies(condition, _read_cut_off(obligation, is_kept, is_due=True))
+    inner = cast(Formula, map_children(formula, lambda part: _read_cut_off(part, is_kept, is_due)))
     if not is_due or not isinstance(inner, Always | Eventually | Until) or inner.window.end_s is None:
         return inner
-    is_whole = Eventually(Window(inner.window.end_s), Truth(True))
+    reaches_end = Eventually(Window(inner.window.end_s), Truth(True))
     match inner:
         case Always():
-            return inner if kept else And(inner, is_whole)
+            return inner if is_kept else And(inner, reaches_end)
         case Eventually():
-            return Or(inner, Not(is_whole)) if kept else inner
+            return Or(inner, Not(reaches_end)) if is_kept else inner
         case Until(window, left, _, weak):
             lasting = Always(Window(0.0, window.end_s), left)
             strong = replace(inner, weak=False)
-            return inner if weak == kept else Or(strong, And(lasting, Not(is_whole) if kept else is_whole))
+            return inner if weak == is_kept else Or(strong, And(lasting, Not(reaches_end) if is_kept else reaches_end))
 
 
 def format_formula(formula: Formula) -> str:
@@ -375,9 +376,9 @@ def _text_and_level(node: Node) -> tuple[str, int]:
             return f"{_parenthesize(left, _OR)} -> {_parenthesize(right, _IMPLIES)}", _IMPLIES
 
 
-def _parenthesize(node: Node, loosest: int) -> str:
+def _parenthesize(node: Node, loosest_level: int) -> str:
     text, level = _text_and_level(node)
-    return text if level >= loosest else f"({text})"
+    return text if level >= loosest_level else f"({text})"
 
 
 def format_number(value: float) -> str:

@@ -51,19 +51,19 @@ def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> synta
       a signal, a number or a parenthesis is expected
     """
     if len(text) > MAX_CHARACTERS:
-        raise FormulaError(f"the formula has {len(text)} characters, more than {MAX_CHARACTERS}", remedy=_SPLIT)
+        raise FormulaError(f"the formula has {len(text)} characters, more than {MAX_CHARACTERS}", remedy=_SPLIT_REMEDY)
     builder = _Builder(signals)
     try:
         tree = _load_grammar().parse(text)
         return builder.as_formula(builder.transform(tree))
     except UnexpectedInput as error:
-        raise _unknown_word(text, error, signals) or _syntax_error(text, error) from None
+        raise _explain_unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
         # Lark wraps an exception of a builder's method; the user should see the original.
         raise error.orig_exc from None
 
 
-_SPLIT = "Split it into several specifications."
+_SPLIT_REMEDY = "Split it into several specifications."
 
 
 @functools.cache
@@ -86,7 +86,7 @@ class _ParsedPart:
     def __post_init__(self) -> None:
         if max(self.depth, self.parentheses) > MAX_DEPTH:
             problem = f"the formula is deeper than {MAX_DEPTH} levels; each operator of a chain is one level"
-            raise _column_error(self.column, problem, _SPLIT)
+            raise _column_error(self.column, problem, _SPLIT_REMEDY)
 
 
 def _column_of(token: Token) -> int:
@@ -98,7 +98,7 @@ def _column_error(column: int, problem: str, remedy: str | None = None) -> Formu
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
-def _join_formulas(
+def _make_formula_joiner(
     kind: type[syntax.And | syntax.Or | syntax.Implies],
 ) -> Callable[[_Builder, _ParsedPart, _ParsedPart], _ParsedPart]:
     def build(self: _Builder, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
@@ -107,17 +107,17 @@ def _join_formulas(
     return build
 
 
-def _join_expressions(
+def _make_expression_joiner(
     kind: type[syntax.Arithmetic | syntax.Compare],
 ) -> Callable[[_Builder, _ParsedPart, Token, _ParsedPart], _ParsedPart]:
-    def build(self: _Builder, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        node = kind(cast(Any, str(sign)), self.as_expression(left), self.as_expression(right))
+    def build(self: _Builder, left: _ParsedPart, operator: Token, right: _ParsedPart) -> _ParsedPart:
+        node = kind(cast(Any, str(operator)), self.as_expression(left), self.as_expression(right))
         return self._make_part(node, left.column, left, right)
 
     return build
 
 
-def _apply_window(
+def _make_window_builder(
     kind: type[syntax.Always | syntax.Eventually],
 ) -> Callable[[_Builder, syntax.Window | None, _ParsedPart], _ParsedPart]:
     def build(self: _Builder, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
@@ -184,21 +184,21 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
-    arithmetic = _join_expressions(syntax.Arithmetic)
+    arithmetic = _make_expression_joiner(syntax.Arithmetic)
 
     # Formulas
 
-    compare = _join_expressions(syntax.Compare)
+    compare = _make_expression_joiner(syntax.Compare)
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
 
-    both = _join_formulas(syntax.And)
-    either = _join_formulas(syntax.Or)
-    implies = _join_formulas(syntax.Implies)
+    both = _make_formula_joiner(syntax.And)
+    either = _make_formula_joiner(syntax.Or)
+    implies = _make_formula_joiner(syntax.Implies)
 
-    always = _apply_window(syntax.Always)
-    eventually = _apply_window(syntax.Eventually)
+    always = _make_window_builder(syntax.Always)
+    eventually = _make_window_builder(syntax.Eventually)
 
     def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
@@ -210,13 +210,13 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def window(self, start: Token, end: Token) -> syntax.Window:
         try:
-            return syntax.Window(self._seconds(start), None if end == "T" else self._seconds(end))
+            return syntax.Window(self._parse_seconds(start), None if end == "T" else self._parse_seconds(end))
         except FormulaError as error:
             if error.column is not None:
                 raise
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
-    def _seconds(self, token: Token) -> float:
+    def _parse_seconds(self, token: Token) -> float:
         if token.type == "NUMBER":
             return _finite_number(token)
         bound = self.quantity(token).node
@@ -279,20 +279,20 @@ def _comparison_remedy(name: str) -> str:
     return f"compare it, as in {name} < 1"
 
 
-def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
-    before = text[: cast(int | None, error.pos_in_stream) or 0]
+def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
+    text_before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
-    spelled = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())
-    if word is not None and (spelled == "->" or spelled in syntax.RESERVED):
-        return _column_error(_column_of(word), f"{str(word)!r} is not an operator", f"write {spelled}")
-    if word is not None and before.rstrip()[-1:].isdigit():
+    operator = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())
+    if word is not None and (operator == "->" or operator in syntax.RESERVED):
+        return _column_error(_column_of(word), f"{str(word)!r} is not an operator", f"write {operator}")
+    if word is not None and text_before.rstrip()[-1:].isdigit():
         return _column_error(_column_of(word), f"{_shorten(str(word))!r} is not a unit", units.KNOWN)
-    while before.count("(") > before.count(")"):
-        before = before[: before.rindex("(")]
-        name = re.search(r"([A-Za-z_]\w*)\s*$", before)
-        if name and name[1] not in syntax.RESERVED and signals is not None and f"{name[1]}(" not in signals:
+    while text_before.count("(") > text_before.count(")"):
+        text_before = text_before[: text_before.rindex("(")]
+        call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
+        if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
             remedy = f"operators: {_OPERATORS}; write separate comparisons, not abs, min or max"
-            return _column_error(name.start() + 1, f"there is no operator or signal form {_shorten(name[1])!r}", remedy)
+            return _column_error(call.start() + 1, f"there is no operator or signal form {_shorten(call[1])!r}", remedy)
     return None
 
 
@@ -302,12 +302,12 @@ _OPERATORS = "! and or -> < <= > >= + - * / G F U W"
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         problem = f"{_shorten(str(error.token))!r} is not expected here"
-        return _column_error(_column_of(error.token), problem, _expectation_text(error))
+        return _column_error(_column_of(error.token), problem, _describe_expected(error))
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
         return _column_error(position + 1, f"{text[position]!r} is not part of the grammar", f"operators: {_OPERATORS}")
     if not text.strip():
-        return _column_error(len(text) + 1, "the formula is empty", _expectation_text(error))
+        return _column_error(len(text) + 1, "the formula is empty", _describe_expected(error))
     opened: list[int] = []
     for column, character in enumerate(text, 1):
         if character in "([":
@@ -315,10 +315,10 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
         elif character in ")]" and opened:
             opened.pop()
     problem = "the formula is incomplete" + (f": nothing closes column {opened[-1]}" if opened else "")
-    return _column_error(len(text) + 1, problem, _expectation_text(error))
+    return _column_error(len(text) + 1, problem, _describe_expected(error))
 
 
-def _expectation_text(error: UnexpectedInput) -> str:
+def _describe_expected(error: UnexpectedInput) -> str:
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"

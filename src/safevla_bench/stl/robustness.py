@@ -84,10 +84,12 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
             `threshold` was not substituted.
     """
     rho = np.empty(len(trace))
-    for episodes, part in group_by_step(formula, trace):
+    for episodes, group in group_by_step(formula, trace):
         clause = match_clause(formula)
         rho[episodes] = (
-            _measure_clause(clause, part).rho if clause else to_margins(evaluate_formula(formula, part, at_start=True))
+            _measure_clause(clause, group).rho
+            if clause
+            else to_margins(evaluate_formula(formula, group, at_start=True))
         )
     return rho
 
@@ -101,27 +103,32 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
-    unknown = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
-    unknown += [np.isinf(values) for values in trace.signals.values()] if is_single else []
-    lost = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown), trace.starts[:-1]))
-    settled, is_silent = rho.copy(), np.zeros(len(trace), np.bool_)
-    if len(lost):
-        settled[lost], is_silent[lost] = _settle(broken, trace.select_episodes(lost), rho[lost], is_single, binary)
-    return settled, is_silent
+    # masks of the records, [N]: all if the end may cut off an obligation; those with unknown or missing values
+    unknown_masks = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
+    unknown_masks += [np.isinf(values) for values in trace.signals.values()] if is_single else []
+    uncertain = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown_masks), trace.starts[:-1]))
+    settled, is_undecided = rho.copy(), np.zeros(len(trace), np.bool_)
+    if len(uncertain):
+        settled[uncertain], is_undecided[uncertain] = _settle_episodes(
+            broken, trace.select_episodes(uncertain), rho[uncertain], is_single, binary
+        )
+    return settled, is_undecided
 
 
 @np.errstate(all="ignore")
-def _settle(formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool, binary: bool) -> tuple[Floats, Bools]:
+def _settle_episodes(
+    formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool, binary: bool
+) -> tuple[Floats, Bools]:
     worst = np.empty(len(trace))
-    rest = np.zeros(len(trace), np.bool_)
-    for episodes, part in group_by_step(formula, trace):
-        worst[episodes] = to_margins(evaluate_formula(formula, part, at_start=True, best=False))
+    judged_record = np.zeros(len(trace), np.bool_)
+    for episodes, group in group_by_step(formula, trace):
+        worst[episodes] = to_margins(evaluate_formula(formula, group, at_start=True, best=False))
         if binary:
-            rest[episodes] = _decides_record(formula, part)
+            judged_record[episodes] = _has_decided_record(formula, group)
     if not binary:
-        rest = rho < np.inf
-    on_rest = rest & (not is_single)
-    return np.where((rho < 0) | on_rest, rho, worst), ~((rho < 0) | (worst >= 0) | on_rest)
+        judged_record = rho < np.inf
+    keeps_rho = judged_record & (not is_single)
+    return np.where((rho < 0) | keeps_rho, rho, worst), ~((rho < 0) | (worst >= 0) | keeps_rho)
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
@@ -141,14 +148,15 @@ def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> b
             return False
 
 
-def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
+def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
-    decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
-    return np.asarray(decided, dtype=np.bool_)
+    # only for formulas without margins, whose values are infinite
+    has_decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
+    return np.asarray(has_decided, dtype=np.bool_)
 
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
@@ -168,18 +176,20 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
     of records examined, both [E]. In a -> b -> c, a and b must hold together. Without G, only record 0 is examined.
     Return None for any other formula.
     """
-    child, parts = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
+    child, conditions = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
     while isinstance(child, syntax.Implies) and not child.plain:
-        parts, child = [*parts, child.left], child.right
-    if not parts:
+        conditions, child = [*conditions, child.left], child.right
+    if not conditions:
         return None
     held, records = np.zeros((2, len(trace)), np.int64)
     window = formula.window if isinstance(formula, syntax.Always) else syntax.Window(0.0, 0.0)
     for episodes, group in group_by_step(formula, trace):
-        values = [evaluate_formula(part, group, at_start=False, best=False, positive=False) for part in parts]
-        before = np.concatenate([[0], np.cumsum(np.logical_and.reduce([is_positive(part) for part in values]))])
+        values = [
+            evaluate_formula(condition, group, at_start=False, best=False, positive=False) for condition in conditions
+        ]
+        held_before = np.concatenate([[0], np.cumsum(np.logical_and.reduce([is_positive(part) for part in values]))])
         lo, hi = start_rows(window, group)
-        held[episodes], records[episodes] = before[hi] - before[lo], hi - lo
+        held[episodes], records[episodes] = held_before[hi] - held_before[lo], hi - lo
     return held, records
 
 
@@ -187,8 +197,8 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
 def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
     """Return the robustness at every record, [N], in the best or worst reading. Raises the errors of `robustness`."""
     rho = np.empty(trace.starts[-1])
-    for episodes, part in group_by_step(formula, trace):
-        rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, part, at_start=False, best=best))
+    for episodes, group in group_by_step(formula, trace):
+        rho[trace.record_rows(episodes)] = to_margins(evaluate_formula(formula, group, at_start=False, best=best))
     return rho
 
 
@@ -196,10 +206,10 @@ def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool =
 def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return robustness, worst signal value and first violation of each episode. Raises the errors of `robustness`."""
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
-    for episodes, part in group_by_step(formula, trace):
-        if part is trace:
+    for episodes, group in group_by_step(formula, trace):
+        if group is trace:
             return _judge_group(formula, trace)
-        group_verdict = _judge_group(formula, part)
+        group_verdict = _judge_group(formula, group)
         verdict.rho[episodes] = group_verdict.rho
         verdict.extreme[episodes] = group_verdict.extreme
         verdict.first_violation[episodes] = group_verdict.first_violation
@@ -269,13 +279,13 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
-    below = predicate.operator in ("<", "<=")
+    upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
-            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below, plain)
+            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), upper, plain)
         case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
             return OneSidedClause(
-                window, gate, predicate, name, float(evaluate_expression(bound, None)), not below, plain
+                window, gate, predicate, name, float(evaluate_expression(bound, None)), not upper, plain
             )
         case _:
             return None
@@ -292,15 +302,17 @@ class _ClauseMeasurement:
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
-        first_violation[violated] = _rows_to_records(self._first_rows(violated, trace), trace.starts[violated])
+        first_violation[violated] = _rows_to_records(self._find_first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
-    def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
+    def _find_first_rows(self, episodes: Ints, trace: Trace) -> Ints:
+        # the first violating row of each of these episodes; -1 if there is none
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
-        failing = self.clause.margins(_clause_values(self.clause, trace)[rows], rounding) < 0
+        failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
+        # from rows of the selected episodes to rows of the trace
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)
@@ -331,7 +343,8 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
-    values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
+    values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
+    # the gate and the membership in a window do not change within a piece
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
@@ -345,27 +358,29 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     return np.where(pieces == fold.empty_value, np.nan, pieces)
 
 
-def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
+def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
+    # the clause's signal, with unknown and infinite values replaced by the ones that violate it least, [N]
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
     if clause.signal not in trace.unknown:
         return values
-    furthest = trace.least_values(clause.signal) if clause.upper else np.inf
-    return np.where(trace.unknown[clause.signal], furthest, values)
+    replacement = trace.least_values(clause.signal) if clause.upper else np.inf
+    return np.where(trace.unknown[clause.signal], replacement, values)
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
+    # the first row of each piece, for `fold_pieces`; pieces cover all rows
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
-    edges = np.concatenate([lo, hi])
-    edges = edges[edges < trace.starts[-1]]
+    window_edges = np.concatenate([lo, hi])
+    window_edges = window_edges[window_edges < trace.starts[-1]]
     if gate_open is None:
-        first = np.zeros(trace.starts[-1], np.bool_)
-        first[edges] = True
+        is_start = np.zeros(trace.starts[-1], np.bool_)
+        is_start[window_edges] = True
     else:
-        first = np.empty(trace.starts[-1], np.bool_)
-        np.not_equal(gate_open[1:], gate_open[:-1], out=first[1:])
-        first[edges[gate_open.take(edges)]] = True
-    first[0] = True
-    return np.flatnonzero(first)
+        is_start = np.empty(trace.starts[-1], np.bool_)
+        np.not_equal(gate_open[1:], gate_open[:-1], out=is_start[1:])
+        is_start[window_edges[gate_open.take(window_edges)]] = True
+    is_start[0] = True
+    return np.flatnonzero(is_start)

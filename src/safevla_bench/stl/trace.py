@@ -56,7 +56,7 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     the fold's neutral value. Two overlapping spans whose length is a power of two cover any range.
     """
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
-    width, span, covered = hi - lo, 1, values
+    width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
     while span <= width.max(initial=0):
         chosen = np.flatnonzero((width >= span) & (width < 2 * span))
         folded[chosen] = fold.ufunc(covered[lo[chosen]], covered[hi[chosen] - span])
@@ -72,13 +72,14 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     """
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
-    part_reached, part_held, at, width, span = reach, hold, lo.copy(), hi - lo, 1
+    # those of the stretch of length `span` that begins at each index; where each range continues
+    part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
         joined = np.flatnonzero(width & span)
-        after = np.minimum(held[joined], part_reached[at[joined]])
-        reached[joined] = np.maximum(reached[joined], after)
-        held[joined] = np.minimum(held[joined], part_held[at[joined]])
-        at[joined] += span
+        reached_after = np.minimum(held[joined], part_reached[position[joined]])
+        reached[joined] = np.maximum(reached[joined], reached_after)
+        held[joined] = np.minimum(held[joined], part_held[position[joined]])
+        position[joined] += span
         part_reached = np.maximum(part_reached[:-span], np.minimum(part_held[:-span], part_reached[span:]))
         part_held = np.minimum(part_held[:-span], part_held[span:])
         span *= 2
@@ -94,34 +95,34 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
         result = np.empty(count)
         for first in range(0, count, BLOCK_RECORDS):
             rows = slice(first, first + BLOCK_RECORDS)
-            parts = (
-                part[rows] if np.size(part) == count else part
-                for part in map(np.asarray, (minuend, subtrahend, rounding))
+            arguments = (
+                argument[rows] if np.size(argument) == count else argument
+                for argument in map(np.asarray, (minuend, subtrahend, rounding))
             )
-            result[rows] = subtract(*parts)
+            result[rows] = subtract(*arguments)
         return result
     difference = np.asarray(np.subtract(minuend, subtrahend))
     # Of two equal numbers, neither is more than twice the other, so this cheap test finds all candidates.
-    near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
-    if not near.any():
+    is_near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
+    if not is_near.any():
         return difference
-    greater = np.maximum(np.abs(minuend), np.abs(subtrahend))
-    limit = np.minimum(greater * rounding, np.finfo(np.float64).max)  # infinity is equal only to itself
-    return np.where(near & (np.abs(difference) <= limit), 0.0, difference)
+    magnitude = np.maximum(np.abs(minuend), np.abs(subtrahend))
+    limit = np.minimum(magnitude * rounding, np.finfo(np.float64).max)  # infinity is equal only to itself
+    return np.where(is_near & (np.abs(difference) <= limit), 0.0, difference)
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the fold over values[lo:hi] of E ascending, disjoint ranges, [E]; empty ranges give the neutral value."""
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
-    filled = lo < hi
+    is_filled = lo < hi
     # `reduceat` also folds from the end of each range to the start of the next; [::2] drops these results. `reduceat`
     # rejects an index past the end.
-    cuts = np.column_stack([lo[filled], hi[filled]]).ravel()
+    cuts = np.column_stack([lo[is_filled], hi[is_filled]]).ravel()
     cuts = cuts[:-1] if len(cuts) and cuts[-1] == len(values) else cuts
     folded = np.empty_like(values, shape=(len(lo),))
-    folded[filled] = fold.ufunc.reduceat(values, cuts)[::2]
-    folded[~filled] = fold.neutral_value(values)
+    folded[is_filled] = fold.ufunc.reduceat(values, cuts)[::2]
+    folded[~is_filled] = fold.neutral_value(values)
     return folded
 
 
@@ -133,10 +134,10 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
     folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
-    blocks = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
-    for first, last in pairwise([*blocks.tolist(), len(cuts)]):
+    first_pieces = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
+    for first, last in pairwise([*first_pieces.tolist(), len(cuts)]):
         block = values[ends[first] : ends[last]]
-        block.max(initial=-np.inf)
+        block.max(initial=-np.inf)  # only reads the block into the cache
         fold.ufunc.reduceat(block, cuts[first:last] - ends[first], out=folded[first:last])
     return folded
 
@@ -144,8 +145,8 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1
-    rise = np.searchsorted(rises, lo)
-    first = np.append(rises, len(flags))[rise]
+    next_rise = np.searchsorted(rises, lo)
+    first = np.append(rises, len(flags))[next_rise]
     first = np.where((lo < hi) & flags[np.minimum(lo, len(flags) - 1)], lo, first) if len(flags) else first
     return np.where(first < hi, first, -1)
 

@@ -34,20 +34,21 @@ class Unit:
 
     def __str__(self) -> str:
         pairs = list(zip(_BASES, self.powers, strict=True))
-        parts = {
-            sign: [f"{base}^{sign * k}".removesuffix("^1") for base, k in pairs if k * sign > 0] for sign in (1, -1)
+        factors = {
+            sign: [f"{base}^{sign * power}".removesuffix("^1") for base, power in pairs if power * sign > 0]
+            for sign in (1, -1)
         }
-        return "/".join([" ".join(parts[1]) or "1", *parts[-1]])
+        return "/".join([" ".join(factors[1]) or "1", *factors[-1]])
 
 
 ONE = Unit()
-_SEVERAL = Unit(())  # the unit of a condition with comparisons in several units
+_SEVERAL_UNITS = Unit(())  # the unit of a condition with comparisons in several units
 _FILE = resources.files(__package__).joinpath("units.toml")
 _SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tuple[int, int, int, int]]])
 KNOWN = f"units are made of {', '.join(symbol for symbol in _SYMBOLS if symbol != '1')}, such as m/s^2 or N m"
 _POWERS = {"": 1, "²": 2, "³": 3}
-_WORDS = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
-PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # one factor of a unit that follows a number
+_SYMBOL_PATTERN = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
+PATTERN = rf"(?:{_SYMBOL_PATTERN})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # one factor of a unit that follows a number
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 
 
@@ -69,13 +70,13 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     pure number 1. Raises `FormulaError` for an unknown symbol.
     """
     scale, unit = Decimal(1), ONE
-    parts = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
-    for joint, part in zip(["", *parts[1::2]], parts[::2], strict=True):
-        match = re.fullmatch(r"(1|[^0-9\^²³]+)(?:\^([1-9])|([²³]))?", part)
+    tokens = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
+    for separator, factor_text in zip(["", *tokens[1::2]], tokens[::2], strict=True):
+        match = re.fullmatch(r"(1|[^0-9\^²³]+)(?:\^([1-9])|([²³]))?", factor_text)
         if match is None or match[1] not in _SYMBOLS:
             raise FormulaError(f"{text!r} is not a unit", remedy=KNOWN)
         power = int(match[2]) if match[2] else _POWERS[match[3] or ""]
-        power = -power if "/" in joint else power
+        power = -power if "/" in separator else power
         factor, powers = _SYMBOLS[match[1]]
         scale *= Decimal(factor) ** power
         unit = unit.times(Unit(powers), power)
@@ -106,11 +107,11 @@ def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> synta
             case _:
                 return part
 
-    def change(predicate: syntax.Compare) -> syntax.Compare:
+    def spell_sides(predicate: syntax.Compare) -> syntax.Compare:
         unit = check.check_formula(predicate, in_condition=False)[1] or ONE
         return cast(syntax.Compare, syntax.map_children(predicate, lambda side: spell(side, unit)))
 
-    return syntax.map_predicates(formula, change)
+    return syntax.map_predicates(formula, spell_sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class _UnitCheck:
     def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
         match formula:
             case syntax.Compare(_, left, right):
-                return formula, self._unify(left, right, formula) or ONE
+                return formula, self._find_common_unit(left, right, formula) or ONE
             case syntax.And(left, right) | syntax.Or(left, right):
                 (first, first_unit), (second, second_unit) = (
                     self.check_formula(side, in_condition=in_condition) for side in (left, right)
@@ -130,7 +131,7 @@ class _UnitCheck:
                 if first_unit is not None and unit is not None and first_unit != unit:
                     if not in_condition:
                         self._refuse_mixture(formula, first_unit, unit)
-                    unit = _SEVERAL
+                    unit = _SEVERAL_UNITS
                 return type(formula)(first, second), unit
             case syntax.Implies(left, right, plain):
                 condition, _ = self.check_formula(left, in_condition=True)
@@ -140,7 +141,7 @@ class _UnitCheck:
                 hold, hold_unit = self.check_formula(left, in_condition=in_condition)
                 reach, unit = self.check_formula(right, in_condition=True)
                 crisp = hold_unit is not None and unit is not None and hold_unit != unit
-                if not crisp and unit == _SEVERAL and not in_condition:
+                if not crisp and unit == _SEVERAL_UNITS and not in_condition:
                     self.check_formula(right, in_condition=False)  # raises the error about the units
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
             case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
@@ -149,7 +150,7 @@ class _UnitCheck:
             case _:
                 return formula, None
 
-    def _measure(self, expression: syntax.Expression) -> Unit | None:
+    def _find_unit(self, expression: syntax.Expression) -> Unit | None:
         match expression:
             case syntax.NumericSignal(name):
                 return parse_unit(self.unit_of(name))[1]
@@ -158,20 +159,20 @@ class _UnitCheck:
             case syntax.Threshold():
                 return None if self.threshold is None else parse_unit(self.threshold)[1]
             case syntax.Negate(child):
-                return self._measure(child)
+                return self._find_unit(child)
             case syntax.Arithmetic("+" | "-", left, right):
-                return self._unify(left, right, expression)
+                return self._find_common_unit(left, right, expression)
             case syntax.Arithmetic(operator, left, right):
-                first, second = self._measure(left), self._measure(right)
+                first, second = self._find_unit(left), self._find_unit(right)
                 if first is None and second is None:
                     return None
                 return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
 
-    def _unify(self, left: syntax.Expression, right: syntax.Expression, whole: syntax.Node) -> Unit | None:
-        first, second = self._measure(left), self._measure(right)
+    def _find_common_unit(self, left: syntax.Expression, right: syntax.Expression, parent: syntax.Node) -> Unit | None:
+        first, second = self._find_unit(left), self._find_unit(right)
         if first is not None and second is not None and first != second:
-            verb = "compares" if isinstance(whole, syntax.Compare) else "adds"
-            text = _text(whole)
+            verb = "compares" if isinstance(parent, syntax.Compare) else "adds"
+            text = _text(parent)
             problem = f"`{text}` {verb} {first} with {second}: `{_text(left)}` [{first}], `{_text(right)}` [{second}]"
             raise FormulaError(
                 problem, remedy="write the unit of a literal, such as (0.5 m/s), or divide by a quantity with a unit"
@@ -180,31 +181,32 @@ class _UnitCheck:
 
     def _refuse_mixture(self, formula: syntax.And | syntax.Or, first: Unit, second: Unit) -> NoReturn:
         left, right = _find_predicate(formula.left, self, first), _find_predicate(formula.right, self, second)
-        word = "and" if isinstance(formula, syntax.And) else "or"
+        connective = "and" if isinstance(formula, syntax.And) else "or"
         problem = (
-            f"`{_text(left)}` [{first}] {word} `{_text(right)}` [{second}] have different units and no common margin"
+            f"`{_text(left)}` [{first}] {connective} `{_text(right)}` [{second}] "
+            "have different units and no common margin"
         )
         condition, decisive = formula.left, formula.right
         if syntax.has_placeholder(condition):
             condition, decisive = decisive, condition
         if isinstance(formula, syntax.And):
-            crisp: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
+            gated: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
         else:
-            crisp = syntax.Implies(syntax.Not(condition), decisive)
+            gated = syntax.Implies(syntax.Not(condition), decisive)
         normalized = syntax.map_predicates(
-            formula, lambda node: _normalize(node, self._unify(node.left, node.right, node))
+            formula, lambda node: _normalize(node, self._find_common_unit(node.left, node.right, node))
         )
         usual = ""
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
-            below = _BELOW.get(decisive.operator)
-            limited = replace(decisive, operator=below) if below else decisive
-            meaning = "the two never hold together" if below else "where the first holds, so does the second"
+            upper_operator = _UPPER_OPERATORS.get(decisive.operator)
+            limited = replace(decisive, operator=upper_operator) if upper_operator else decisive
+            meaning = "the two never hold together" if upper_operator else "where the first holds, so does the second"
             usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or for both at every record "
-        remedy = f"write one part as a condition: {usual}`{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
+        remedy = f"write one part as a condition: {usual}`{_text(gated)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
 
 
-_BELOW: dict[str, syntax.Comparison] = {">": "<", ">=": "<="}
+_UPPER_OPERATORS: dict[str, syntax.Comparison] = {">": "<", ">=": "<="}
 
 
 def _text(node: syntax.Node) -> str:

@@ -19,11 +19,13 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
     the form `needs:TAGS;invalid_with:TAGS`: the required tags that the task lacks, and the tags that exclude it. If the
     specification's limit is for other suites, or is replaced in `suite`, the reason is that of `confined_reason`.
     """
-    if other := confined_reason(spec, suite):
-        return other
-    needs = [tag for tag in spec.requires_all if tag not in tags]
-    barring = [tag for tag in spec.invalid_if_any if tag in tags]
-    return ";".join(write_reason(code, *own) for code, own in ((NEEDS, needs), (INVALID_WITH, barring)) if own)
+    if suite_reason := confined_reason(spec, suite):
+        return suite_reason
+    lacking = [tag for tag in spec.requires_all if tag not in tags]
+    excluding = [tag for tag in spec.invalid_if_any if tag in tags]
+    return ";".join(
+        write_reason(code, *named) for code, named in ((NEEDS, lacking), (INVALID_WITH, excluding)) if named
+    )
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
@@ -39,8 +41,8 @@ def check_suites(library: Library, registry: Registry) -> None:
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return
-    of_families = (family.benchmark for family in registry.families)
-    suites = dict.fromkeys([*registry.check_benchmark(None), *of_families, LOG_BENCHMARK])
+    family_suites = (family.benchmark for family in registry.families)
+    suites = dict.fromkeys([*registry.check_benchmark(None), *family_suites, LOG_BENCHMARK])
     known = set(map(spell_suite, suites))
     for spec, name in confined:
         if name not in known:
@@ -80,7 +82,7 @@ def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
     tags = registry.task_tags(entry.benchmark, entry.task_id)
     reasons = {spec.spec_id: inactive_reason(spec, tags, entry.benchmark) for spec in library.safe}
-    parts = [part.template for part in entry.components]
+    templates = [component.template for component in entry.components]
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
@@ -89,5 +91,5 @@ def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> Tas
         "object_tags": dict(entry.object_tags),
         "active_specs": [spec for spec, reason in reasons.items() if not reason],
         "inactive_specs": {spec: reason for spec, reason in reasons.items() if reason},
-        **({"template": entry.template} if entry.template else {"components": parts}),
+        **({"template": entry.template} if entry.template else {"components": templates}),
     }

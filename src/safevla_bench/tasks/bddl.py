@@ -65,10 +65,10 @@ class BddlProblem:
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
-        places = dict.fromkeys(self.owner_of(place) for _, place in placings)
-        grounds = {name for name in places if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
+        destinations = dict.fromkeys(self.owner_of(destination) for _, destination in placings)
+        grounds = {name for name in destinations if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
         return GoalBodies(
-            receptacles=tuple(name for name in places if name not in carried | grounds),
+            receptacles=tuple(name for name in destinations if name not in carried | grounds),
             fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
         )
 
@@ -96,38 +96,38 @@ def parse_bddl(text: str) -> BddlProblem:
     """Parse a BDDL text. Raises `RegistryError` if the module's grammar does not accept it."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
-        raise _refuse("is not a BDDL problem: it does not begin with (define")
+        raise _grammar_error("is not a BDDL problem: it does not begin with (define")
     groups = _index_once((_split_head(group, "a group") for group in tree[1:]), "group")
     if unknown := sorted(groups.keys() - set(_GROUPS)):
-        raise _refuse(f"there is no group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
-    parts = {name: groups.get(name, []) for name in _GROUPS}
+        raise _grammar_error(f"there is no group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
+    contents = {name: groups.get(name, []) for name in _GROUPS}
     for name in ("problem", ":domain", ":requirements", ":obj_of_interest"):
-        words = _read_words(parts[name], f"({name} ...)")
+        words = _read_words(contents[name], f"({name} ...)")
         if name in groups and name in ("problem", ":domain"):
             _require_count(words, 1, f"({name} ...)")
-    if parts[":domain"] not in ([], ["robosuite"]):
-        raise _refuse(f"the domain is {parts[':domain'][0]!r}, but LIBERO's domain is robosuite")
-    goals = parts[":goal"]
+    if contents[":domain"] not in ([], ["robosuite"]):
+        raise _grammar_error(f"the domain is {contents[':domain'][0]!r}, but LIBERO's domain is robosuite")
+    goals = contents[":goal"]
     if len(goals) == 1 and isinstance(goals[0], list) and goals[0][:1] == ["and"]:
         goals = goals[0][1:]
     elif len(goals) > 1:
-        raise _refuse("(:goal ...) holds more than one expression; join predicates by (And ...)")
+        raise _grammar_error("(:goal ...) holds more than one expression; join predicates by (And ...)")
     if not goals:
-        raise _refuse("the task has no goal")
-    objects, fixtures = (_parse_typed_list(parts[name], name) for name in (":objects", ":fixtures"))
+        raise _grammar_error("the task has no goal")
+    objects, fixtures = (_parse_typed_list(contents[name], name) for name in (":objects", ":fixtures"))
     _index_once([*objects.items(), *fixtures.items()], "object")
     return BddlProblem(
-        language=" ".join(_read_words(parts[":language"], "(:language ...)", re.compile(r"\S+"))),
+        language=" ".join(_read_words(contents[":language"], "(:language ...)", re.compile(r"\S+"))),
         objects=objects,
         fixtures=fixtures,
-        regions=_index_once(map(_parse_region, parts[":regions"]), "region"),
-        init=tuple(_parse_predicate(tree, "an initial state") for tree in parts[":init"]),
+        regions=_index_once(map(_parse_region, contents[":regions"]), "region"),
+        init=tuple(_parse_predicate(tree, "an initial state") for tree in contents[":init"]),
         goal=tuple(_parse_predicate(tree, "a goal") for tree in goals),
         text=_format_tree(tree),
     )
 
 
-def _refuse(problem: str) -> RegistryError:
+def _grammar_error(problem: str) -> RegistryError:
     return RegistryError(problem, remedy=_REMEDY)
 
 
@@ -140,14 +140,14 @@ def _parse_tree(text: str) -> Tree:
         elif word != ")":
             open_lists[-1].append(word)
         elif len(open_lists) == 1:
-            raise _refuse("has one closing bracket too many")
+            raise _grammar_error("has one closing bracket too many")
         else:
             closed = open_lists.pop()
             open_lists[-1].append(closed)
     if len(open_lists) != 1:
-        raise _refuse("lacks a closing bracket")
+        raise _grammar_error("lacks a closing bracket")
     if len(open_lists[0]) > 1:
-        raise _refuse("has text before or after (define ...)")
+        raise _grammar_error("has text before or after (define ...)")
     return open_lists[0][0] if open_lists[0] else []
 
 
@@ -158,80 +158,83 @@ def _format_tree(tree: Tree) -> str:
 Value = TypeVar("Value")
 
 
-def _index_once(pairs: Iterable[tuple[str, Value]], kind: str) -> dict[str, Value]:
+def _index_once(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
     indexed: dict[str, Value] = {}
     for name, value in pairs:
         if name in indexed:
-            raise _refuse(f"the {kind} {name!r} is repeated")
+            raise _grammar_error(f"the {noun} {name!r} is repeated")
         indexed[name] = value
     return indexed
 
 
-def _split_head(tree: Tree, kind: str) -> tuple[str, list[Tree]]:
+def _split_head(tree: Tree, description: str) -> tuple[str, list[Tree]]:
     if isinstance(tree, str) or not tree:
-        raise _refuse(f"{kind} is {tree or '()'!r}, not a list that begins with a name")
-    return _read_words(tree[:1], kind)[0], tree[1:]
+        raise _grammar_error(f"{description} is {tree or '()'!r}, not a list that begins with a name")
+    return _read_words(tree[:1], description)[0], tree[1:]
 
 
-def _read_words(trees: Sequence[Tree], kind: str, form: re.Pattern[str] = _NAME) -> list[str]:
+def _read_words(trees: Sequence[Tree], description: str, pattern: re.Pattern[str] = _NAME) -> list[str]:
     words = [tree for tree in trees if isinstance(tree, str)]
-    bad = next((word for word in words if not form.fullmatch(word)), "(...)")
-    if len(words) < len(trees) or bad != "(...)":
-        raise _refuse(f"{bad!r} in {kind} is not a {'number' if form is _NUMBER else 'name'}")
+    rejected = next((word for word in words if not pattern.fullmatch(word)), "(...)")
+    if len(words) < len(trees) or rejected != "(...)":
+        raise _grammar_error(f"{rejected!r} in {description} is not a {'number' if pattern is _NUMBER else 'name'}")
     return words
 
 
-def _require_count(items: Sequence[object], count: int, kind: str) -> None:
+def _require_count(items: Sequence[object], count: int, description: str) -> None:
     if len(items) != count:
-        raise _refuse(f"{kind} holds {len(items)} items, not {count}")
+        raise _grammar_error(f"{description} holds {len(items)} items, not {count}")
 
 
-def _parse_predicate(tree: Tree, kind: str) -> Predicate:
-    verb, arguments = _split_head(tree, kind)
+def _parse_predicate(tree: Tree, description: str) -> Predicate:
+    verb, arguments = _split_head(tree, description)
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
         remedy = "LIBERO's goals are predicates joined by one And; write the tags of other tasks yourself."
-        raise RegistryError(f"{kind} of the form ({verb} ...) is not understood", remedy=remedy)
-    return (verb, *_read_words(arguments, kind))
+        raise RegistryError(f"{description} of the form ({verb} ...) is not understood", remedy=remedy)
+    return (verb, *_read_words(arguments, description))
 
 
-def _parse_typed_list(trees: Sequence[Tree], kind: str) -> dict[str, str]:
+def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
     """Parse a list with classes: return `a b - c d - e` as {a: c, b: c, d: e}."""
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []
     names: list[str] = []
-    remaining = iter(_read_words(trees, f"({kind} ...)"))
+    remaining = iter(_read_words(trees, f"({group} ...)"))
     for word in remaining:
         if word != "-":
             names.append(word)
             continue
-        made = next(remaining, "-")
-        if not names or made == "-":
-            names = ["-"]
+        class_name = next(remaining, "-")
+        if not names or class_name == "-":
+            names = ["-"]  # refused below
             break
-        pairs += [(name, made) for name in names]
-        classes.append((made, ""))
+        pairs += [(name, class_name) for name in names]
+        classes.append((class_name, ""))
         names = []
     if names:
-        raise _refuse(f"({kind} ...) does not have the form NAME ... - CLASS NAME ... - CLASS")
+        raise _grammar_error(f"({group} ...) does not have the form NAME ... - CLASS NAME ... - CLASS")
     _index_once(classes, "class")
     return _index_once(pairs, "object")
 
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
+    # returns OWNER_REGION and OWNER
     name, attributes = _split_head(tree, "a region")
     values = _index_once((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     owner = _read_words(values.pop(":target", []), ":target")
     _require_count(owner, 1, f":target of region {name}")
     for key, value in values.items():
         if key not in _ROW_LENGTHS:
-            raise _refuse(f"region {name} has the attribute {key!r}; attributes: :target, {', '.join(_ROW_LENGTHS)}")
+            raise _grammar_error(
+                f"region {name} has the attribute {key!r}; attributes: :target, {', '.join(_ROW_LENGTHS)}"
+            )
         _require_count(value, 1, key)
         rows = value if key == ":rgba" else value[0]
         if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):
-            raise _refuse(f"{key} of region {name} does not hold one list of numbers")
+            raise _grammar_error(f"{key} of region {name} does not hold one list of numbers")
         for row in rows:
             numbers = [] if isinstance(row, str) else _read_words(row, key, _NUMBER)
             _require_count(numbers, _ROW_LENGTHS[key], f"{key} of region {name}")
             if not all(math.isfinite(float(number)) for number in numbers):
-                raise _refuse(f"{key} of region {name} holds a number that is too large")
+                raise _grammar_error(f"{key} of region {name} holds a number that is too large")
     return f"{owner[0]}_{name}", owner[0]

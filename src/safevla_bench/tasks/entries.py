@@ -19,8 +19,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
 from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
-_NUMBERED = re.compile(r"task_(\d+)")
-_SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
+_TASK_NUMBER = re.compile(r"task_(\d+)")
+_SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # a door or drawer is open by at least this share
 
 
@@ -137,14 +137,14 @@ class Registry:
         exact = self.tasks.get((benchmark, task_id))
         if exact is not None:
             return exact
-        varied = self.tasks.get((benchmark, self._varied_task(benchmark, task_id)))
+        varied = self.tasks.get((benchmark, self._base_task_id(benchmark, task_id)))
         if varied is not None:
             return replace(varied, task_id=task_id, instruction=None)
         name = self._host_task_name(benchmark, task_id)
         for family in self.families:
             if family.matches_task(benchmark, name):
-                scene = _SCENE.match(name)
-                instruction = name[scene.end() :].replace("_", " ") if scene else None
+                scene_prefix = _SCENE_PREFIX.match(name)
+                instruction = name[scene_prefix.end() :].replace("_", " ") if scene_prefix else None
                 return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
@@ -153,7 +153,7 @@ class Registry:
             problem += f"; did you mean {suites[0]!r}?"
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
-    def _varied_task(self, benchmark: str, task_id: str) -> str:
+    def _base_task_id(self, benchmark: str, task_id: str) -> str:
         suite = self.benchmarks.get(benchmark)
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
@@ -165,9 +165,9 @@ class Registry:
         name, slash, _ = task_id.partition("/")
         template = self.templates.get(name)
         if slash and template is None:
-            known = ", ".join(self.templates)
+            names = ", ".join(self.templates)
             warn_once(
-                f"{name!r} of the log's task {task_id!r} is no template, so no object clause applies; choices: {known}"
+                f"{name!r} of the log's task {task_id!r} is no template, so no object clause applies; choices: {names}"
             )
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
@@ -192,14 +192,14 @@ class Registry:
 
     def list_redefined(self, base: Registry) -> list[str]:
         """Return what differs from `base` in its benchmarks: `SUITE TASK` for a task, `SUITE` for a suite or family."""
-        known = {spell_suite(name) for name in base.check_benchmark(None)}
+        base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
             *((family.benchmark, family.benchmark) for family in self.families if family not in base.families),
             *((name, name) for name, suite in self.benchmarks.items() if base.benchmarks.get(name) != suite),
         ]  # fmt: skip
-        return [what for suite, what in changed if spell_suite(suite) in known]
+        return [label for suite, label in changed if spell_suite(suite) in base_suites]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
         """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is neither None nor one of them."""
@@ -228,9 +228,9 @@ class Registry:
         """Return the bodies in the goal of the task, or of the task that it repeats elsewhere; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
-        repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
-        task_id = self._varied_task(benchmark, task_id)
-        return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
+        repeated_suite = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
+        task_id = self._base_task_id(benchmark, task_id)
+        return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated_suite, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
         """Return the batch with the benchmark's robot in each header that names neither a robot nor torque limits; if
@@ -240,11 +240,12 @@ class Registry:
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
         headers = list(batch.headers)
-        for e, header in enumerate(headers):
+        for k, header in enumerate(headers):
             if header.names_no_robot and header.benchmark in robots:
                 named = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
-                widths = {int(batch.channel(name).width[e]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
-                headers[e] = header if widths else named
+                # numbers of recorded torques that do not fit; -1 = not recorded
+                widths = {int(batch.channel(name).width[k]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
+                headers[k] = header if widths else named
         return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
 
     @property
@@ -269,12 +270,12 @@ class Registry:
             *sorted(self.tasks.items()),
             *(((family.benchmark, *family.patterns), family) for family in self.families),
         ]
-        parts = [
+        content = [
             [*key, *([part.template, sorted(part.tags), part.predicates] for part in entry.components)]
             for key, entry in entries
             if entry.components
         ]
-        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return a task's capability tags (what is measured): the tags of those sets in `capabilities` that are for the
@@ -282,7 +283,7 @@ class Registry:
         `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
-        requested = [self._capability_set(name) for name in capabilities]
+        requested = [self._find_capability_set(name) for name in capabilities]
         chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]
         if chosen:
             return frozenset().union(*chosen)
@@ -296,7 +297,7 @@ class Registry:
         suite = self.benchmarks.get(base_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
-    def _capability_set(self, name: str) -> CapabilitySet:
+    def _find_capability_set(self, name: str) -> CapabilitySet:
         if name not in self.capability_sets:
             names = ", ".join(self.capability_sets)
             raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {names}")
@@ -304,8 +305,8 @@ class Registry:
 
     def _host_task_name(self, benchmark: str, task_id: str) -> str:
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
-        number = _NUMBERED.fullmatch(task_id)
-        return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
+        match = _TASK_NUMBER.fullmatch(task_id)
+        return names[int(match[1])] if match and int(match[1]) < len(names) else task_id
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
         suite = json.dumps(benchmark)
@@ -317,5 +318,5 @@ class Registry:
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
-    measured = None if entry.capabilities is None else sorted(entry.capabilities)
-    return [sorted(entry.tags), sorted(entry.object_tags), measured]
+    capabilities = None if entry.capabilities is None else sorted(entry.capabilities)
+    return [sorted(entry.tags), sorted(entry.object_tags), capabilities]

@@ -103,21 +103,27 @@ class RegistrySource:
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
     """Return the rows of a JSON file as structs, each with its origin. Raises `RegistryError` for an invalid row."""
-    origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
+    origins = [
+        (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
+    ]
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
 Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
 
 
-_KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities", entries.TaskTemplate: "templates"}
+_TABLE_KEYS = {
+    entries.Benchmark: "benchmarks",
+    entries.CapabilitySet: "capabilities",
+    entries.TaskTemplate: "templates",
+}
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
     """Yield the tables of one kind with their names. Names inside the tables are not checked yet. Raises
     `RegistryError` if a table is invalid.
     """
-    key = _KEYS[kind]
+    key = _TABLE_KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
         yield name, msgspec.structs.replace(row, name=name)
@@ -197,10 +203,12 @@ class EntryReader:
     def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         self.read_tags(row.object_tags, "object_tags", origin)
-        own = self.read_tags(row.tags, "tags", origin)
-        listed = row.components
-        parts = tuple(part if isinstance(part, ComponentRow) else ComponentRow(template=part) for part in listed)
-        components, tags = self._read_parts(row, parts, own, origin)
+        own_tags = self.read_tags(row.tags, "tags", origin)
+        rows = row.components
+        component_rows = tuple(
+            component if isinstance(component, ComponentRow) else ComponentRow(template=component) for component in rows
+        )
+        components, tags = self._read_components(row, component_rows, own_tags, origin)
         return entries.TaskEntry(row.benchmark, task_id, row.template, components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
@@ -211,56 +219,67 @@ class EntryReader:
             measured = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
             measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
-        own = self.read_tags(row.task_tags or (), "task_tags", origin)
-        told = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
-        parts = tuple(ComponentRow(template=str(name), predicates=tuple(predicates)) for name, predicates in told)
-        components, tags = self._read_parts(row, parts, own, origin)
-        objects = sorted(self.read_tags(row.object_tags, "object_tags", origin))
+        own_tags = self.read_tags(row.task_tags or (), "task_tags", origin)
+        named_predicates = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
+        component_rows = tuple(
+            ComponentRow(template=str(name), predicates=tuple(predicates)) for name, predicates in named_predicates
+        )
+        components, tags = self._read_components(row, component_rows, own_tags, origin)
+        object_tags = sorted(self.read_tags(row.object_tags, "object_tags", origin))
         return entries.TaskEntry(
             benchmark=row.benchmark,
             task_id=row.task_id,
             template=row.template,
             components=components,
             tags=tags,
-            object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in objects},
+            object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in object_tags},
             instruction=row.instruction,
             capabilities=measured,
             patterns=row.patterns,
         )
 
-    def _read_parts(
-        self, row: MechanismRow | PaperTaskRow, parts: Sequence[ComponentRow], own: frozenset[str], origin: RowOrigin
+    def _read_components(
+        self,
+        row: MechanismRow | PaperTaskRow,
+        component_rows: Sequence[ComponentRow],
+        own_tags: frozenset[str],
+        origin: RowOrigin,
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
         """Return the components, and all tags of the mechanism: the tags of the template or of all components, and the
-        task's `own` tags. If a row of the paper states task tags, its template may be unknown (of another evaluator);
+        task's `own_tags`. If a row of the paper states task tags, its template may be unknown (of another evaluator);
         an unknown template is logged and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
-        names = tuple(part.template for part in parts) or (row.template or "",)
+        names = tuple(component.template for component in component_rows) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
                 _log.warning("%s: the template %r is not known; only the row's tags are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
-        for predicate in (text for part in parts for text in part.predicates):
+        for predicate in (text for component in component_rows for text in component.predicates):
             if predicate.startswith("opening of ") and not entries.OPENING.fullmatch(predicate):
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
-        known = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
+        template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
         # In the paper's rows, the task tags include the tags of the components.
-        every = own - frozenset[str]().union(*known.values()) if isinstance(row, PaperTaskRow) else own
-        components = tuple(
-            entries.TaskComponent(part.template, known[part.template] | every, part.predicates) for part in parts
+        common_tags = (
+            own_tags - frozenset[str]().union(*template_tags.values()) if isinstance(row, PaperTaskRow) else own_tags
         )
-        return components, own.union(*known.values())
+        components = tuple(
+            entries.TaskComponent(
+                component.template, template_tags[component.template] | common_tags, component.predicates
+            )
+            for component in component_rows
+        )
+        return components, own_tags.union(*template_tags.values())
 
 
-def _row_subject(row: object, otherwise: str) -> str:
+def _row_subject(row: object, default: str) -> str:
     names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
-    return " ".join(map(str, names)) or otherwise
+    return " ".join(map(str, names)) or default
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
@@ -280,7 +299,7 @@ def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
-    predicates = [list(part.predicates) for part in entry.components]
+    predicates = [list(component.predicates) for component in entry.components]
     optional = {
         "instruction": entry.instruction,
         "predicates": predicates if any(predicates) else None,

@@ -31,30 +31,35 @@ def judge_identity(header: Header) -> str:
     task = suite.tasks.get(header.task_id)
     if task is None:
         return write_reason(_NO_TASK, name, header.task_id)
-    recorded = {
+    values = {
         "instruction": (header.instruction, task.instruction),
         "task definition": (header.task_sha256, task.task_sha256),
         "initial states": (header.init_states_sha256, task.init_states_sha256),
-        "simulator code": _compare_source(header, suite),
+        "simulator code": _source_digests(header, suite),
     }
-    differing = [what for what, (own, official) in recorded.items() if None not in (own, official) and own != official]
+    differing = [
+        field
+        for field, (recorded, official) in values.items()
+        if None not in (recorded, official) and recorded != official
+    ]
     if differing:
         return write_reason(_DIFFERS, *differing)
     if (header.task_sha256, header.init_states_sha256, header.task_source) == (None, None, None):
         return _NOT_RECORDED
-    needed = {what for what, (_, official) in recorded.items() if official is not None} | {"simulator code"}
-    missing = [what for what, sides in recorded.items() if what in needed and None in sides]
+    needed = {field for field, (_, official) in values.items() if official is not None} | {"simulator code"}
+    missing = [field for field, pair in values.items() if field in needed and None in pair]
     return write_reason(_UNKNOWN, *missing) if missing else OFFICIAL
 
 
 def has_official_source(header: Header) -> bool:
     """Return whether an episode was simulated by code that the table of official tasks lists for its distribution."""
     name = find_official_name(header.benchmark)
-    own, official = _compare_source(header, official_suites()[name]) if name else (None, None)
-    return own is not None and own == official
+    recorded, official = _source_digests(header, official_suites()[name]) if name else (None, None)
+    return recorded is not None and recorded == official
 
 
-def _compare_source(header: Header, suite: OfficialSuite) -> tuple[str | None, str | None]:
+def _source_digests(header: Header, suite: OfficialSuite) -> tuple[str | None, str | None]:
+    # the recorded digest of the simulator's code, and the official one; None if unknown
     source = header.task_source or {}
-    known = suite.sources.get((source.get("distribution", ""), source.get("version", "")))
-    return source.get("sources_sha256"), known
+    official_sha256 = suite.sources.get((source.get("distribution", ""), source.get("version", "")))
+    return source.get("sources_sha256"), official_sha256

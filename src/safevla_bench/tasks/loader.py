@@ -21,11 +21,11 @@ from safevla_bench.tasks import file_formats
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate
 from safevla_bench.tasks.file_formats import read_tables
 
-_BUILT_IN = (
+_FILE_STEMS = (
     "capabilities templates libero_spatial libero_object libero_goal libero_10 libero_90 libero_pro libero_plus "
     "robocasa_365 robocasa_pnp maniskill metaworld robosuite fake goal_bodies"
 )
-BUILT_IN = tuple(f"{name}.toml" for name in _BUILT_IN.split())
+BUILT_IN = tuple(f"{name}.toml" for name in _FILE_STEMS.split())
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -74,13 +74,15 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     reader = file_formats.EntryReader(tags, templates, suites, sets)
     for source in sources:
         reader.check_tables(source)
-    entries = {source: list(reader.read_entries(source)) for source in sources}
-    families = tuple(entry for read in entries.values() for entry in read if entry.patterns)
-    own = {
-        source: [((entry.benchmark, entry.task_id), entry) for entry in read if not entry.patterns]
-        for source, read in entries.items()
+    entries_by_source = {source: list(reader.read_entries(source)) for source in sources}
+    families = tuple(
+        entry for source_entries in entries_by_source.values() for entry in source_entries if entry.patterns
+    )
+    tasks_by_source = {
+        source: [((entry.benchmark, entry.task_id), entry) for entry in source_entries if not entry.patterns]
+        for source, source_entries in entries_by_source.items()
     }
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, own.__getitem__)}
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # An entry for a task of a suite takes precedence over the entry that the suite repeats from another suite.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
@@ -88,17 +90,17 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
 
 
 def _merge_named(
-    what: str,
+    noun: str,
     base: Mapping[K, V],
     sources: Iterable[file_formats.RegistrySource],
-    read: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
+    read_items: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
     merged = dict(base)
     for source in sources:
-        for name, value in read(source):
+        for name, value in read_items(source):
             if name in merged:
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
-                raise source.origin.make_error(f"{what} {shown} already exists", remedy="rename or remove one of them")
+                raise source.origin.make_error(f"{noun} {shown} already exists", remedy="rename or remove one of them")
             merged[name] = value
     return merged
 

@@ -18,7 +18,7 @@ from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProble
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
-_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
+_HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. If several phases of a task handle objects, all these
 phases get the most demanding of their templates."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
@@ -104,8 +104,8 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
-        part = problem.owner_of(arguments[0])
-        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move"), predicate
+        owner = problem.owner_of(arguments[0])
+        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {owner} has to move"), predicate
     elif verb in SWITCHES:
         yield (
             _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {problem.owner_of(arguments[0])}"),
@@ -130,64 +130,70 @@ def _is_closed(problem: BddlProblem, region: str) -> bool:
     return bool(_match_name(problem.fixtures.get(owner, ""), _CLOSED)) and not opened & {*problem.init, *problem.goal}
 
 
-def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> _GoalPhase:
-    kinds, kind, receiver = _load_kinds(), problem.objects.get(moved), problem.class_of(place) or ""
-    if kind is None:
+def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
+    kinds, moved_class, receiver_class = _load_kinds(), problem.objects.get(moved), problem.class_of(destination) or ""
+    if moved_class is None:
         doubt = f"{moved} is not a movable object of the file: what moves in {goal_text}?"
         return _GoalPhase("pnp-basic", f"{goal_text}: treated as pick and place", doubt)
-    receiver_words = receiver.replace("_", " ")
+    receiver_words = receiver_class.replace("_", " ")
     if pushed := next((word for word in kinds.words["pushing"] if word in problem.language.split()), None):
-        doubt = f"the instruction says {pushed!r}: may the {kind.replace('_', ' ')} be lifted nevertheless?"
+        doubt = f"the instruction says {pushed!r}: may the {moved_class.replace('_', ' ')} be lifted nevertheless?"
         return _GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)
-    if _match_name(receiver, kinds.receiving["racks"]) and _match_name(kind, ("bottle",)):
+    if _match_name(receiver_class, kinds.receiving["racks"]) and _match_name(moved_class, ("bottle",)):
         doubt = f"does it take a large tilt to put {moved} into the {receiver_words}?"
         return _GoalPhase("wine-rack-insert", f"{goal_text}: puts a bottle into a rack", doubt)
-    if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
+    if verb == "in" and not _match_name(receiver_class, kinds.receiving["boards"]):
         return _GoalPhase("pnp-into-container", f"{goal_text}: puts an object into something")
-    is_vessel = place in problem.objects and kind != receiver and _match_name(receiver, kinds.receiving["containers"])
+    is_vessel = (
+        destination in problem.objects
+        and moved_class != receiver_class
+        and _match_name(receiver_class, kinds.receiving["containers"])
+    )
     if verb == "on" and is_vessel:
-        doubt = f"does {moved} lie in {place}, or on top of it?"
+        doubt = f"does {moved} lie in {destination}, or on top of it?"
         return _GoalPhase("pnp-into-container", f"{goal_text}: the {receiver_words} is a container", doubt)
     return _GoalPhase("pnp-basic", f"{goal_text}: sets an object down on something")
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
     """Return template -> the predicates that complete its phases, in the order of the phases."""
-    handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
-    hardest = max(handling, key=_BY_DEMAND.index, default="")
+    handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
+    hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
     for phase in phases:
-        name = hardest if phase.template in _BY_DEMAND else phase.template
+        name = hardest if phase.template in _HANDLING_BY_DEMAND else phase.template
         merged[name] = (*merged.get(name, ()), *filter(None, (phase.completed_by,)))
     return merged
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
+    # returns the object tags with their reasons, and questions for a person
     moved = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}
     doubts: list[str] = []
     for name in moved:
-        known = _match_name(problem.objects[name], tuple(kinds))
-        words = known or problem.objects[name].replace("_", " ")
-        placed = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
-        inside = [fact[1] for fact in placed if problem.owner_of(fact[2]) == name]
-        if known is None or (inside and kinds[known].tag == "non_spillable"):
+        kind_name = _match_name(problem.objects[name], tuple(kinds))
+        description = kind_name or problem.objects[name].replace("_", " ")
+        placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
+        inside = [fact[1] for fact in placings if problem.owner_of(fact[2]) == name]
+        if kind_name is None or (inside and kinds[kind_name].tag == "non_spillable"):
             reasons.setdefault("unknown", [])
-            holds = f"{name} holds {', '.join(inside)} at first: can this spill? Without non_spillable, tilt is scored"
-            add = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
-            doubts.append(holds if inside else f"what is a {words}? {add}")
+            doubt = f"{name} holds {', '.join(inside)} at first: can this spill? Without non_spillable, tilt is scored"
+            advice = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
+            doubts.append(doubt if inside else f"what is a {description}? {advice}")
             continue
-        reasons.setdefault(kinds[known].tag, []).append(kinds[known].why.format(words))
-        doubts += [check.format(words)] if (check := kinds[known].check) else []
+        reasons.setdefault(kinds[kind_name].tag, []).append(kinds[kind_name].why.format(description))
+        doubts += [check.format(description)] if (check := kinds[kind_name].check) else []
     tag = "spillable" if "spillable" in reasons else "non_spillable"
     if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
     return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
 
 
-def _match_name(kind: str, names: Sequence[str]) -> str | None:
-    text = f" {kind.replace('_', ' ')} "
+def _match_name(class_name: str, names: Sequence[str]) -> str | None:
+    # the name whose words come last in the class's name; of several, the longest
+    text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
 

@@ -46,19 +46,19 @@ def describe_reason(
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'
     """
-    codes, words = read_reason(reason), dict(_TAGS)
+    codes, meanings = read_reason(reason), dict(_TAGS)
     if not codes.keys() <= CODES.keys():
         return reason
     if registry and (suite := registry.benchmarks.get(registry.find_suite(benchmark))):
-        words |= registry.absence_reasons(benchmark)
-        if full := registry.capability_sets.get(f"{suite.capabilities}-full"):
-            remedy = f"--set capabilities={full.name} judges it"
+        meanings |= registry.absence_reasons(benchmark)
+        if full_set := registry.capability_sets.get(f"{suite.capabilities}-full"):
+            remedy = f"--set capabilities={full_set.name} judges it"
             left_out = f"left out by the paper's {suite.capabilities} capability set; {remedy}"
-            words |= dict.fromkeys(full.tags - registry.capability_sets[suite.capabilities].tags, left_out)
+            meanings |= dict.fromkeys(full_set.tags - registry.capability_sets[suite.capabilities].tags, left_out)
     texts = []
     for code, fields in codes.items():
-        if code in (NEEDS, INVALID_WITH) and words.keys() >= set(fields):
-            texts += [f"{words[tag]} ({tag})" if with_tags else words[tag] for tag in fields]
+        if code in (NEEDS, INVALID_WITH) and meanings.keys() >= set(fields):
+            texts += [f"{meanings[tag]} ({tag})" if with_tags else meanings[tag] for tag in fields]
         else:
             texts.append(CODES[code].format(", ".join(fields)))
     return "; ".join(texts)

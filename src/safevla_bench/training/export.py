@@ -42,7 +42,7 @@ _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_a
 _STATE = "observation.state"
 # Tolerance [control steps] of the check that records are evenly spaced: the largest difference of record k's time from
 # k control steps after record 0.
-_EVEN = 1e-3
+_EVEN_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +107,37 @@ def export_dataset(
         raise RunError("films need the extra `video`", remedy=install_command("video"))
     if cameras is not None and cameras.video and any(side % 2 for side in cameras.size):
         raise RunError("the sides of a film must be even numbers", remedy="Choose another --image-size.")
-    last: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
+    last_error: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
     with new_dataset(out, fps=_frame_rate(judged), robot=robot) as dataset:
-        owners = _episode_owners(judged) if cameras else []
-        for number, (episode, labels) in enumerate(_labeled_episodes(judged)):
+        folders_and_hosts = _list_folders_and_hosts(judged) if cameras else []
+        for number, (episode, labels) in enumerate(_read_labeled_episodes(judged)):
             observer(number, episode.headers[0].episode_id)
             try:
-                seen = _seen_columns(episode, *owners[number], cameras) if cameras else {}
-                columns = {**_recorded_columns(episode), **({} if pairs is None else _origin_columns(episode)), **seen}
+                observed = _observed_columns(episode, *folders_and_hosts[number], cameras) if cameras else {}
+                columns = {
+                    **_recorded_columns(episode),
+                    **({} if pairs is None else _origin_columns(episode)),
+                    **observed,
+                }
             except (HostError, RunError, RecordError) as error:
-                last = error.with_place(Place(episode=episode.headers[0].episode_id))
-                on_skip(last)
-                left_out.append(str(last))
+                last_error = error.with_place(Place(episode=episode.headers[0].episode_id))
+                on_skip(last_error)
+                left_out.append(str(last_error))
                 continue
             _add_episode(dataset, judged, number, columns, labels, weighting)
         if not dataset.episodes:
-            raise last
+            raise last_error
         if pairs is not None:
             dataset.write_file("meta/pairs.jsonl", pairs)
-        known = {"name": out.resolve().name, **{name: text for name, text in facts.items() if text}}
-        _describe_dataset(dataset, judged, known, cameras, left_out, weighting)
+        named_facts = {"name": out.resolve().name, **{name: text for name, text in facts.items() if text}}
+        _describe_dataset(dataset, judged, named_facts, cameras, left_out, weighting)
     return DatasetSummary(dataset.episodes, dataset.frames)
 
 
 def _frame_rate(judged: Judged) -> int:
-    steps = {header.dt for header in judged.headers}
+    steps = {header.dt for header in judged.headers}  # durations of control steps [s]
     rate = round(1 / max(steps, default=1))
     if any(abs(rate * dt_s - 1) > 1e-6 for dt_s in steps):
         problem = (
@@ -143,26 +147,26 @@ def _frame_rate(judged: Judged) -> int:
     return rate
 
 
-def _labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
-    first = 0
+def _read_labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
+    first_index = 0
     for batch in judged.records.read_chunks():
-        scores = judged.scores.select_episodes(np.arange(first, first + len(batch)))
+        scores = judged.scores.select_episodes(np.arange(first_index, first_index + len(batch)))
         labels = label_records(batch, scores, judged.ruleset)
         for index, (start, end) in enumerate(pairwise(batch.starts.tolist())):
             yield select_episodes(batch, [index]), labels.select_records(start, end)
-        first += len(batch)
+        first_index += len(batch)
 
 
-def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
-    owners: list[tuple[Path, Host]] = []
+def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
+    folders_and_hosts: list[tuple[Path, Host]] = []
     for source, indices in judged.records.by_source():
         host = source.description.get("host")
         if not isinstance(host, str):
             remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
             problem = "pictures need the host that recorded the run, but the run names none"
             raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
-        owners += [(source.path, hosts.make_host(host))] * len(indices)
-    return owners
+        folders_and_hosts += [(source.path, hosts.make_host(host))] * len(indices)
+    return folders_and_hosts
 
 
 # The columns of an episode
@@ -172,26 +176,27 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
-    stamps = episode.channel("time_s").values.ravel()  # empty if the record holds no times
-    if np.abs((stamps - stamps[:1]) / episode.dt_s[0] - np.arange(len(stamps))).max(initial=0.0) > _EVEN:
+    times_s = episode.channel("time_s").values.ravel()  # empty if the record holds no times
+    if np.abs((times_s - times_s[:1]) / episode.dt_s[0] - np.arange(len(times_s))).max(initial=0.0) > _EVEN_TOLERANCE:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
         raise RecordError("the records are unevenly spaced in time", remedy=remedy)
     episode.require_one_arm()
+    # The last record has no action, so it has no frame.
     state = episode.eef_pos_m.episode_rows(0)[:-1]
     if episode.eef_quat_wxyz.present[0]:
-        rotation = [to_axis_angle(quat) for quat in episode.eef_quat_wxyz.episode_rows(0)[:-1]]
-        state = np.hstack([state, np.array(rotation)])
+        rotations = [to_axis_angle(quat) for quat in episode.eef_quat_wxyz.episode_rows(0)[:-1]]
+        state = np.hstack([state, np.array(rotations)])
     names = tuple(f"action_{k}" for k in range(action.shape[1]))
     return {_STATE: _state_column(state), "action": FrameColumn(FrameFeature("float32", (len(names),), names), action)}
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
     """Return the columns of the policy's actions before any filter, and of the actions' chunks and steps in them."""
-    own, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
+    policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     action = _recorded_columns(episode)["action"]
-    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)
+    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)  # from no chunk
     return {
-        POLICY_ACTION: replace(action, values=own) if len(own) else action,
+        POLICY_ACTION: replace(action, values=policy_action) if len(policy_action) else action,
         CHUNK_STEP: FrameColumn(FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False), steps),
     }
 
@@ -212,35 +217,35 @@ def _add_episode(
 ) -> None:
     header, row = judged.headers[number], judged.scores.episode(number)
     clauses = tuple(spec.spec_id for spec in scored_specs(judged.scores))
-    last = np.arange(1, len(labels.severity)) == len(labels.severity) - 1
-    unknown = FrameFeature("float32", is_summarized=False)
+    is_last = np.arange(1, len(labels.severity)) == len(labels.severity) - 1
+    nullable_number = FrameFeature("float32", is_summarized=False)
     columns |= {
-        "next.reward": FrameColumn(FrameFeature("float32"), last & row.success),
-        "next.done": FrameColumn(FrameFeature("bool"), last),
-        "next.success": FrameColumn(FrameFeature("bool"), last & row.success),
-        "next.cost": FrameColumn(unknown, labels.cost[1:]),
-        "next.severity": FrameColumn(unknown, labels.severity[1:]),
+        "next.reward": FrameColumn(FrameFeature("float32"), is_last & row.success),
+        "next.done": FrameColumn(FrameFeature("bool"), is_last),
+        "next.success": FrameColumn(FrameFeature("bool"), is_last & row.success),
+        "next.cost": FrameColumn(nullable_number, labels.cost[1:]),
+        "next.severity": FrameColumn(nullable_number, labels.severity[1:]),
         # int64, since Rerun's reader of datasets ignores int8.
         "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),
-        "next.weight": FrameColumn(unknown, labels.weigh_records(weighting.temperature)[1:]),
+        "next.weight": FrameColumn(nullable_number, labels.weigh_records(weighting.temperature)[1:]),
     }
     if clauses:
         margins = FrameFeature("float32", (len(clauses),), clauses, is_summarized=False)
         columns["next.margin"] = FrameColumn(margins, labels.margin[1:])
         columns["next.cost_to_go"] = FrameColumn(margins, labels.costs_to_go(weighting.discount)[1:])
-    violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
+    violating_count = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
     instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
-    dataset.add_episode(instruction, columns, _episode_labels(row, violating))
+    dataset.add_episode(instruction, columns, _episode_labels(row, violating_count))
 
 
 def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
-    text, truth, number = pa.string(), pa.bool_(), pa.float64()
+    text, boolean, number = pa.string(), pa.bool_(), pa.float64()
     names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
         **{name: (getattr(row, name), text) for name in names},
-        "success": (row.success, truth),
-        "safe": (row.safe, truth),
-        "unsafe_success": (row.sbu, truth),
+        "success": (row.success, boolean),
+        "safe": (row.safe, boolean),
+        "unsafe_success": (row.sbu, boolean),
         "violated_specs": (list(row.violated_specs), pa.list_(text)),
         "vsi": (row.vsi, number),
         "first_violation_step": (row.first_violation_step, pa.int64()),
@@ -253,7 +258,7 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 # Pictures and proprioception, rendered again from the recorded states of one episode
 
 
-def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
+def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
     """Return the columns of pictures before each action and, if the host can observe it, of the state. `record` holds
     one episode. The state is position [3] in m and axis-angle [3] as in robosuite's `quat2axisangle`, both in the frame
     of the host's observations, and the fingers [G]. Raises the same errors as `open_stage`, and `SafevlaError` for an
@@ -266,17 +271,17 @@ def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice)
             for name in choice.names
         }
         steps = range(int(record.lengths[0]) - 1)
-        states = [read_state(stage, k) for k in steps]
-    known = [state for state in states if state is not None]
-    return {**columns, _STATE: _state_column(np.array(known))} if known else columns
+        states = [read_state(stage, record_index) for record_index in steps]
+    known_states = [state for state in states if state is not None]
+    return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
     """Return the proprioception of a record, [6 + G], as in `observation.state`; None if the host lacks it."""
-    seen = stage.observe(record)
-    if seen is None:
+    observation = stage.observe(record)
+    if observation is None:
         return None
-    return np.concatenate([seen.eef_pos_m, to_axis_angle(seen.eef_quat_wxyz), seen.gripper_qpos])
+    return np.concatenate([observation.eef_pos_m, to_axis_angle(observation.eef_quat_wxyz), observation.gripper_qpos])
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
@@ -328,8 +333,10 @@ def _describe_dataset(
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
     # The library `datasets` caches frames by the folder's name and this description, not by the content of the files.
     config = {**_FIXED["config"], "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
-    front = dump_json({**_FIXED["front"], "configs": [config], "license": license_name}).decode()
-    dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}".encode())
+    front_matter = dump_json({**_FIXED["front"], "configs": [config], "license": license_name}).decode()
+    dataset.write_file(
+        "README.md", f"---\n{front_matter}---\n\n# {facts['name']}\n\n{about}\n\n{_FIXED['text']}".encode()
+    )
 
 
 # The fixed parts of the description. A column name that ends in `.` or `/` is a prefix of column names.
@@ -352,7 +359,7 @@ def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> d
 
 def _describe_field(column: pa.Field) -> dict[str, object]:
     is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
-    kind = column.type.value_type if is_list else column.type
+    value_type = column.type.value_type if is_list else column.type
     source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
     meaning = next((_COLUMNS[key] for key in _COLUMNS if f"{column.name}.".startswith(key.rstrip(".") + ".")), None)
     return {
@@ -360,7 +367,7 @@ def _describe_field(column: pa.Field) -> dict[str, object]:
         "@id": f"frames/{column.name}",
         "name": column.name,
         **({"description": meaning} if meaning else {}),
-        "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(kind)),
+        "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(value_type)),
         **({"repeated": True} if is_list else {}),
-        "source": {**source, "transform": {"jsonPath": "bytes"}} if pa.types.is_struct(kind) else source,
+        "source": {**source, "transform": {"jsonPath": "bytes"}} if pa.types.is_struct(value_type) else source,
     }

@@ -90,54 +90,58 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
     why = "labels and costs must be known at each record, but the ends of phases are not"
     ruleset.require_whole(why, "Leave this option out for labels, and for gates on cost.")
-    record_fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
-    records, episode = int(batch.starts[-1]), batch.episode_of_record
-    margin = np.full((records, len(columns)), np.nan)
-    violating = np.zeros((records, len(columns)), dtype=np.bool_)
-    severity = np.where((scores.state[columns] == ACTIVE).any(axis=0), 0.0, np.nan)[episode]
-    is_open = np.zeros(records, dtype=np.bool_)
-    worst = np.full(records, np.inf)
+    # `columns` index the clauses in the arrays [specifications, E] of `scores`.
+    record_fields, columns = ruleset.read_fields(batch), [int(column) for column in scores.scored_columns]
+    record_count, episode_of_record = int(batch.starts[-1]), batch.episode_of_record
+    margin = np.full((record_count, len(columns)), np.nan)
+    violating = np.zeros((record_count, len(columns)), dtype=np.bool_)
+    severity = np.where((scores.state[columns] == ACTIVE).any(axis=0), 0.0, np.nan)[episode_of_record]
+    has_open_clause = np.zeros(record_count, dtype=np.bool_)
+    worst = np.full(record_count, np.inf)
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
-    clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode].T
-    for place, k in enumerate(columns):
-        spec = ruleset.library[scores.specs[k].spec_id]
-        active = scores.state[k] == ACTIVE
-        part = recordwise_part(spec.formula)
-        if part is None:
-            newly = active & (scores.first[k] >= 0)
-            violating[(batch.starts[:-1] + scores.first[k])[newly], place] = True
-            depth = scores.depth[k][episode]
-            relative = np.where(violating[:, place], -depth, np.nan)
+    clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode_of_record].T
+    for clause, column in enumerate(columns):
+        spec = ruleset.library[scores.specs[column].spec_id]
+        is_active = scores.state[column] == ACTIVE
+        record_formula = recordwise_part(spec.formula)
+        # Of a formula over several records, only the first violation is known.
+        if record_formula is None:
+            violates = is_active & (scores.first[column] >= 0)
+            violating[(batch.starts[:-1] + scores.first[column])[violates], clause] = True
+            depth = scores.depth[column][episode_of_record]
+            relative_margin = np.where(violating[:, clause], -depth, np.nan)
         else:
-            views = record_fields.views(signal_names(part))
-            of_arms = [_record_margins(view, part, np.flatnonzero(active)) for view in views]
-            margins, undecided = map(np.array, zip(*of_arms, strict=True))
-            least, some_open = np.fmin.reduce(margins), undecided.any(axis=0)
-            is_open |= some_open
-            margin[:, place] = np.where(some_open & (least >= 0), np.nan, least)
-            clause_cost[some_open & ~(least < 0), place] = np.nan
-            relative = np.sign(margin[:, place]) if spec.binary else margin[:, place] / (spec.severe or np.nan)
-            violating[:, place] = margin[:, place] < 0
-            depth = violation_depth(spec, margin[:, place])
-        severity = np.where(violating[:, place], np.fmax(severity, depth), severity)
-        worst = np.fmin(worst, relative)
+            views = record_fields.views(signal_names(record_formula))
+            # A clause on arms is judged for each arm; the least margin counts.
+            by_arm = [_record_margins(view, record_formula, np.flatnonzero(is_active)) for view in views]
+            margins, undecided = map(np.array, zip(*by_arm, strict=True))
+            least_margin, is_open_here = np.fmin.reduce(margins), undecided.any(axis=0)
+            has_open_clause |= is_open_here
+            margin[:, clause] = np.where(is_open_here & (least_margin >= 0), np.nan, least_margin)
+            clause_cost[is_open_here & ~(least_margin < 0), clause] = np.nan
+            relative_margin = np.sign(margin[:, clause]) if spec.binary else margin[:, clause] / (spec.severe or np.nan)
+            violating[:, clause] = margin[:, clause] < 0
+            depth = violation_depth(spec, margin[:, clause])
+        severity = np.where(violating[:, clause], np.fmax(severity, depth), severity)
+        worst = np.fmin(worst, relative_margin)
     clause_cost += violating
-    worst = np.where(np.isposinf(worst) | (is_open & (worst > -1)), np.nan, np.clip(worst, -1, 1))
-    severity[is_open & ~violating.any(axis=1)] = np.nan
+    # A clause that a lost pose leaves open might have a smaller margin, unless -1 is reached already.
+    worst = np.where(np.isposinf(worst) | (has_open_clause & (worst > -1)), np.nan, np.clip(worst, -1, 1))
+    severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)
 
 
 def _record_margins(
-    fields: RecordFields, part: Formula, active: NDArray[np.int64]
+    record_fields: RecordFields, record_formula: Formula, active_episodes: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return two arrays [N]: each record's margin, and whether a lost pose leaves a violation open."""
-    margins = np.full(int(fields.batch.starts[-1]), np.nan)
+    margins = np.full(int(record_fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
-    if len(active):
-        all_episodes = signals.build_trace(fields, signal_names(part))
-        trace, rows = all_episodes.select_episodes(active), all_episodes.record_rows(active)
-        values = trajectory_robustness(part, trace)
+    if len(active_episodes):
+        all_episodes = signals.build_trace(record_fields, signal_names(record_formula))
+        trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
+        best_margins = trajectory_robustness(record_formula, trace)
         if trace.unknown:
-            undecided[rows] = (values >= 0) & (trajectory_robustness(part, trace, best=False) < 0)
-        margins[rows] = np.where(np.isposinf(values) | undecided[rows], np.nan, values)
+            undecided[rows] = (best_margins >= 0) & (trajectory_robustness(record_formula, trace, best=False) < 0)
+        margins[rows] = np.where(np.isposinf(best_margins) | undecided[rows], np.nan, best_margins)
     return margins, undecided

@@ -29,7 +29,7 @@ from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 Kind = Literal["safe success", "unsafe success", "safe failure", "unsafe failure"]
 WINDOW_S = 1.0
 """The window around a violation begins this long before it, and ends this long after it [s]."""
-_VALIDATION = 10  # one state in ten is for validation
+_VALIDATION_SHARE = 10  # one state in ten is for validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class State:
     @property
     def split(self) -> str:
         """`validation` for about one state in ten, chosen by the state's digest; `train` for all others."""
-        return "train" if int(self.digest[:8], 16) % _VALIDATION else "validation"
+        return "train" if int(self.digest[:8], 16) % _VALIDATION_SHARE else "validation"
 
     def describe(self) -> dict[str, object]:
         """Return the state as plain values: its task, split, episodes by kind, number of pairs, and `more_rollouts`."""
-        kinds = [own.kind for own in self.candidates]
+        kinds = [candidate.kind for candidate in self.candidates]
         return {
             "state": self.digest,
             "task": self.candidates[0].task,
@@ -130,36 +130,44 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     whose episodes are in the fewest pairs so far, then those that reject unsafe successes, then those of one policy,
     then those with the greatest margin. The order of the candidates is irrelevant.
     """
-    ordered = sorted(candidates, key=lambda own: (own.state, own.name, own.index))
-    groups = [list(group) for _, group in groupby(ordered, key=lambda own: own.state)]
-    distinct = [list({own.actions: own for own in reversed(group)}.values())[::-1] for group in groups]
+    ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
+    groups = [list(group) for _, group in groupby(ordered, key=lambda candidate: candidate.state)]
+    # Of several episodes with the same actions, the first is kept: in a reversed group, it overwrites the others.
+    distinct = [
+        list({candidate.actions: candidate for candidate in reversed(group)}.values())[::-1] for group in groups
+    ]
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
-    counts = Counter((own.task, own.kind) for group in distinct for own in group)
+    count_by_task_and_kind = Counter((candidate.task, candidate.kind) for group in distinct for candidate in group)
     states = []
     for group in distinct:
-        good, bad = _of_kinds(group, ("safe success",)), _of_kinds(group, rejected_kinds)
-        pairs = _choose_of_state(good, bad, per_state)
-        of_task = {kind: counts[group[0].task, kind] for kind in get_args(Kind)}
+        good, bad = _select_kinds(group, ("safe success",)), _select_kinds(group, rejected_kinds)
+        pairs = _choose_state_pairs(good, bad, per_state)
+        count_by_kind = {kind: count_by_task_and_kind[group[0].task, kind] for kind in get_args(Kind)}
         rates = [
-            (sum(map(of_task.__getitem__, kinds)) + 0.5) / (sum(of_task.values()) + 1)
+            (sum(map(count_by_kind.__getitem__, kinds)) + 0.5) / (sum(count_by_kind.values()) + 1)
             for kinds in (("safe success",), rejected_kinds)
         ]
-        more = None if pairs else _estimate_rollouts(len(good), len(bad), rates[0], rates[1], per_state)
-        states.append(State(tuple(group), tuple(pairs), more))
+        more_rollouts = None if pairs else _estimate_rollouts(len(good), len(bad), rates[0], rates[1], per_state)
+        states.append(State(tuple(group), tuple(pairs), more_rollouts))
     return states
 
 
-def _of_kinds(candidates: Sequence[Candidate], kinds: Sequence[str]) -> list[Candidate]:
-    return [own for own in candidates if own.kind in kinds]
+def _select_kinds(candidates: Sequence[Candidate], kinds: Sequence[str]) -> list[Candidate]:
+    return [candidate for candidate in candidates if candidate.kind in kinds]
 
 
-def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: int) -> list[Pair]:
-    left = [Pair(one, other) for one in good for other in bad if other.clause is None or other.clause in one.kept]
-    uses = {own.name: 0 for own in (*good, *bad)}
+def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], most_pairs: int) -> list[Pair]:
+    possible = [
+        Pair(preferred, rejected)
+        for preferred in good
+        for rejected in bad
+        if rejected.clause is None or rejected.clause in preferred.kept
+    ]
+    use_count = {candidate.name: 0 for candidate in (*good, *bad)}
 
     def rank(pair: Pair) -> tuple[object, ...]:
         return (
-            uses[pair.preferred.name] + uses[pair.rejected.name],
+            use_count[pair.preferred.name] + use_count[pair.rejected.name],
             pair.rejected.clause is None,
             pair.is_off_policy,
             -(pair.margin or 0.0),
@@ -167,17 +175,18 @@ def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: 
             pair.rejected.name,
         )
 
-    ranked = sorted((rank(pair), k) for k, pair in enumerate(left))
+    ranked = sorted((rank(pair), k) for k, pair in enumerate(possible))
     chosen: list[Pair] = []
-    while ranked and len(chosen) < most:
-        known, k = ranked[0]
-        if (now := rank(left[k])) != known:  # ranks only grow, so the first pair whose rank is up to date is the best
-            heapreplace(ranked, (now, k))
+    while ranked and len(chosen) < most_pairs:
+        stored_rank, k = ranked[0]
+        # Ranks only grow, so the first pair whose rank is up to date is the best.
+        if (rank_now := rank(possible[k])) != stored_rank:
+            heapreplace(ranked, (rank_now, k))
             continue
         heappop(ranked)
-        chosen.append(left[k])
-        for own in (left[k].preferred, left[k].rejected):
-            uses[own.name] += 1
+        chosen.append(possible[k])
+        for candidate in (possible[k].preferred, possible[k].rejected):
+            use_count[candidate.name] += 1
     return [Pair(pair.preferred, pair.rejected, 1 / len(chosen)) for pair in chosen]
 
 
@@ -186,6 +195,7 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
     rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q: the
     existing episodes make no pair with each other.
     """
+    # The term m p q is subtracted because no rollout is both good and bad. Solve square m² + linear m = wanted.
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
     return max(1, ceil((-linear + sqrt(linear**2 + 4 * square * wanted)) / (2 * square)))
@@ -197,13 +207,13 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
 def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
     """Return the episodes that can be compared, and the number of other episodes with a record."""
     candidates: list[Candidate] = []
-    first = 0
+    first_index = 0
     for batch in judged.records.read_chunks():
         for k in range(len(batch)):
-            own = _read_candidate(select_episodes(batch, [k]), judged.scores, first + k)
-            candidates += [] if own is None else [own]
-        first += len(batch)
-    return candidates, first - len(candidates)
+            candidate = _read_candidate(select_episodes(batch, [k]), judged.scores, first_index + k)
+            candidates += [] if candidate is None else [candidate]
+        first_index += len(batch)
+    return candidates, first_index - len(candidates)
 
 
 def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | None:
@@ -212,14 +222,14 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
     state = _digest_state(episode, scores.simulator[index] if scores.simulator else {})
     if not is_comparable or scores.is_marked(DIVERGED)[index] or state is None or not len(actions):
         return None
-    safety, end = "safe" if scores.safe[index] else "unsafe", "success" if scores.success[index] else "failure"
+    safety, result = "safe" if scores.safe[index] else "unsafe", "success" if scores.success[index] else "failure"
     kept = {}
-    for k in scores.scored_columns.tolist():
-        spec, rho = scores.specs[k], float(scores.rho[k, index])
-        if scores.state[k, index] in (ACTIVE, VACUOUS):
-            is_whole = spec.binary or scores.state[k, index] == VACUOUS
-            kept[spec.spec_id] = 1.0 if is_whole else min(rho / (spec.severe or np.nan), 1.0)
-    worst = -1 if scores.safe[index] else int(scores.worst_column[index])
+    for column in scores.scored_columns.tolist():
+        spec, rho = scores.specs[column], float(scores.rho[column, index])
+        if scores.state[column, index] in (ACTIVE, VACUOUS):
+            has_full_margin = spec.binary or scores.state[column, index] == VACUOUS
+            kept[spec.spec_id] = 1.0 if has_full_margin else min(rho / (spec.severe or np.nan), 1.0)
+    worst_column = -1 if scores.safe[index] else int(scores.worst_column[index])
     return Candidate(
         index=index,
         state=state,
@@ -227,12 +237,12 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
         policy=header.policy or "",
         episode_id=header.episode_id,
         actions=hashlib.sha256(actions.tobytes()).hexdigest(),
-        kind=f"{safety} {end}",  # type: ignore[arg-type]  # all four combinations are kinds
+        kind=f"{safety} {result}",  # type: ignore[arg-type]  # all four combinations are kinds
         is_of_benchmark=not (mark_flags(episode, DRAWN)[0] or chosen_start(episode)[1]),
-        kept=kept if worst < 0 else {},
-        clause=None if worst < 0 else scores.specs[worst].spec_id,
-        depth=0.0 if worst < 0 else float(scores.depth[worst, index]),
-        first=None if worst < 0 else int(scores.first[worst, index]),
+        kept=kept if worst_column < 0 else {},
+        clause=None if worst_column < 0 else scores.specs[worst_column].spec_id,
+        depth=0.0 if worst_column < 0 else float(scores.depth[worst_column, index]),
+        first=None if worst_column < 0 else int(scores.first[worst_column, index]),
     )
 
 
@@ -244,7 +254,7 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
     bodies = episode.poses("body_pos_m").channel.episode_rows(0)[:1]
     if index is None or header.env_seed is None or not any(map(len, channels)):
         return None
-    start = [
+    facts = [
         base_suite(header.benchmark),
         header.task_id,
         *(header.task_sha256, header.init_states_sha256, header.instruction),
@@ -252,7 +262,7 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
         sorted(simulator.items()),
         *(hashlib.sha256(rows.tobytes()).hexdigest() for rows in (*channels, bodies)),
     ]
-    return hashlib.sha256(repr(start).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # Files
@@ -276,31 +286,37 @@ def encode_pairs(
         "states": [state.describe() for state in states],
         "origin": {**judged.describe_origin(), "sources": sources},
     }
-    places = {index: place for place, index in enumerate(list_members(states))}
-    placed = None if is_whole else places
-    lines = (_describe_pair(judged, state, pair, placed) for state in states for pair in state.pairs)
+    dataset_index_of = {index: dataset_index for dataset_index, index in enumerate(list_members(states))}
+    given_indices = None if is_whole else dataset_index_of
+    lines = (_describe_pair(judged, state, pair, given_indices) for state in states for pair in state.pairs)
     return b"".join(encode_json(line) + b"\n" for line in (head, *lines))
 
 
 def list_members(states: Sequence[State]) -> list[int]:
     """Return the indices of all judged episodes that are in some pair, ascending."""
     pairs = [pair for state in states for pair in state.pairs]
-    return sorted({own.index for pair in pairs for own in (pair.preferred, pair.rejected)})
+    return sorted({candidate.index for pair in pairs for candidate in (pair.preferred, pair.rejected)})
 
 
-def _describe_pair(judged: Judged, state: State, pair: Pair, places: Mapping[int, int] | None) -> dict[str, object]:
-    first, dt_s = pair.rejected.first, judged.headers[pair.rejected.index].dt
-    last = int(judged.records.lengths[pair.rejected.index]) - 1
-    steps = round(WINDOW_S / dt_s)
+def _describe_pair(
+    judged: Judged, state: State, pair: Pair, dataset_index_of: Mapping[int, int] | None
+) -> dict[str, object]:
+    first_violation, dt_s = pair.rejected.first, judged.headers[pair.rejected.index].dt
+    last_record = int(judged.records.lengths[pair.rejected.index]) - 1
+    window_steps = round(WINDOW_S / dt_s)
     sides = {
         side: {
-            "policy": own.policy,
-            "episode_id": own.episode_id,
-            "kind": own.kind,
-            "archive_sha256": judged.sources[judged.records.notes[own.index].source].archive_sha256,
-            **(_list_actions(judged, own.index) if places is None else {"episode_index": places[own.index]}),
+            "policy": candidate.policy,
+            "episode_id": candidate.episode_id,
+            "kind": candidate.kind,
+            "archive_sha256": judged.sources[judged.records.notes[candidate.index].source].archive_sha256,
+            **(
+                _list_actions(judged, candidate.index)
+                if dataset_index_of is None
+                else {"episode_index": dataset_index_of[candidate.index]}
+            ),
         }
-        for side, own in (("preferred", pair.preferred), ("rejected", pair.rejected))
+        for side, candidate in (("preferred", pair.preferred), ("rejected", pair.rejected))
     }
     return {
         "state": state.digest,
@@ -311,8 +327,10 @@ def _describe_pair(judged: Judged, state: State, pair: Pair, places: Mapping[int
         "off_policy": pair.is_off_policy,
         "clause": pair.rejected.clause,
         "margin": pair.margin,
-        "first_violation_step": first,
-        "violation_window": None if first is None else [max(0, first - steps), min(last, first + steps)],
+        "first_violation_step": first_violation,
+        "violation_window": None
+        if first_violation is None
+        else [max(0, first_violation - window_steps), min(last_record, first_violation + window_steps)],
         **sides,
     }
 
@@ -320,6 +338,6 @@ def _describe_pair(judged: Judged, state: State, pair: Pair, places: Mapping[int
 def _list_actions(judged: Judged, index: int) -> dict[str, object]:
     episode = judged.records.read_episodes([index])
     assert episode is not None
-    rows = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
-    whole = {name: values.astype(np.int64) if name == CHUNK_STEP else values for name, values in rows.items()}
-    return {name: values.tolist() for name, values in whole.items() if len(values)}
+    channels = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
+    converted = {name: values.astype(np.int64) if name == CHUNK_STEP else values for name, values in channels.items()}
+    return {name: values.tolist() for name, values in converted.items() if len(values)}

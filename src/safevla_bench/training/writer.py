@@ -83,9 +83,9 @@ class FrameColumn:
     def summarize(self) -> Statistics:
         """Return the statistics of each number, [width], or of each color of pictures from 0 to 1, [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
-        rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
-        quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
-        values = {name: getattr(rows, name)(axis=0) for name in ("min", "max", "mean", "std")}
+        samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
+        quantiles = np.quantile(samples, list(_QUANTILES.values()), axis=0)
+        values = {name: getattr(samples, name)(axis=0) for name in ("min", "max", "mean", "std")}
         values |= dict(zip(_QUANTILES, quantiles, strict=True))
         shape = (3, 1, 1) if is_picture else (-1,)
         return {**{name: value.reshape(shape) for name, value in values.items()}, "count": np.array([len(self.values)])}
@@ -96,12 +96,14 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
     median, the smaller of the two values is used; above the median, the larger value.
     """
     total = former["count"] + latter["count"]
-    parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
-    mean = sum(weight * part["mean"] for weight, part in parts)
-    spread = sum(weight * (part["std"] ** 2 + (part["mean"] - mean) ** 2) for weight, part in parts)
-    lesser = ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5))
-    ends = {name: (np.minimum if name in lesser else np.maximum)(former[name], latter[name]) for name in latter}
-    return {**ends, "mean": np.asarray(mean), "std": np.sqrt(spread), "count": total}
+    weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]
+    mean = sum(weight * stats["mean"] for weight, stats in weighted)
+    variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
+    smaller_names = ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5))
+    extremes = {
+        name: (np.minimum if name in smaller_names else np.maximum)(former[name], latter[name]) for name in latter
+    }
+    return {**extremes, "mean": np.asarray(mean), "std": np.sqrt(variance), "count": total}
 
 
 @contextmanager
@@ -132,9 +134,9 @@ class DatasetWriter:
 
     def __init__(self, folder: Path, fps: int, robot: str | None) -> None:
         self._folder, self._fps, self._robot = folder, fps, robot
-        self._tasks: dict[str, int] = {}
-        self._stats: dict[str, Statistics] = {}
-        self._rows: list[dict[str, pa.Scalar]] = []
+        self._task_index: dict[str, int] = {}
+        self._statistics: dict[str, Statistics] = {}
+        self._episode_rows: list[dict[str, pa.Scalar]] = []
         self._frames_writer: pq.ParquetWriter | None = None
         self.features: dict[str, FrameFeature] = {}
         self.frames = 0
@@ -142,7 +144,7 @@ class DatasetWriter:
     @property
     def episodes(self) -> int:
         """The number of episodes written."""
-        return len(self._rows)
+        return len(self._episode_rows)
 
     @property
     def schema(self) -> pa.Schema:
@@ -160,7 +162,7 @@ class DatasetWriter:
         Raises `RunError` if the features of `columns` differ from those of the first episode.
         """
         length = len(next(iter(columns.values())).values)
-        columns = {**columns, **self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))}
+        columns = {**columns, **self._counter_columns(length, self._task_index.setdefault(task, len(self._task_index)))}
         features = {name: column.feature for name, column in columns.items()}
         if self.features and features != self.features:
             names = {**self.features, **features}
@@ -173,10 +175,14 @@ class DatasetWriter:
         frames = pa.table([columns[name].to_arrow() for name in self.schema.names], schema=self.schema)
         self._frames_writer.write_table(frames, row_group_size=length)
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
-        films = self._write_films({n: column.values for n, column in columns.items() if n not in self.schema.names})
-        self._rows.append(self._describe_episode(task, length, stats) | films | dict(labels))
-        for name, own in stats.items():
-            self._stats[name] = join_statistics(self._stats[name], own) if name in self._stats else own
+        film_row = self._write_films(
+            {name: column.values for name, column in columns.items() if name not in self.schema.names}
+        )
+        self._episode_rows.append(self._describe_episode(task, length, stats) | film_row | dict(labels))
+        for name, episode_stats in stats.items():
+            self._statistics[name] = (
+                join_statistics(self._statistics[name], episode_stats) if name in self._statistics else episode_stats
+            )
         self.frames += length
 
     def _write_films(self, films: Mapping[str, NDArray[Any]]) -> dict[str, pa.Scalar]:
@@ -187,31 +193,31 @@ class DatasetWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encode_film(pictures, Fraction(self._fps)))
             seconds = {"from_timestamp": 0.0, "to_timestamp": len(pictures) / self._fps}
-            place = {"chunk_index": chunk, "file_index": number, **seconds}
-            row |= {f"videos/{name}/{key}": value for key, value in place.items()}
+            location = {"chunk_index": chunk, "file_index": number, **seconds}
+            row |= {f"videos/{name}/{key}": value for key, value in location.items()}
         return {name: pa.scalar(value) for name, value in row.items()}
 
-    def _count_frames(self, length: int, task_index: int) -> dict[str, FrameColumn]:
-        step = np.arange(length)
-        counts = {
-            "frame_index": step,
+    def _counter_columns(self, length: int, task_index: int) -> dict[str, FrameColumn]:
+        frame_index = np.arange(length)
+        counters = {
+            "frame_index": frame_index,
             "episode_index": np.full(length, self.episodes),
-            "index": self.frames + step,
+            "index": self.frames + frame_index,
             "task_index": np.full(length, task_index),
         }
-        seconds = FrameColumn(FrameFeature("float32"), step / self._fps)
+        timestamps = FrameColumn(FrameFeature("float32"), frame_index / self._fps)
         return {
-            "timestamp": seconds,
-            **{name: FrameColumn(FrameFeature("int64"), count) for name, count in counts.items()},
+            "timestamp": timestamps,
+            **{name: FrameColumn(FrameFeature("int64"), counter) for name, counter in counters.items()},
         }
 
     def _describe_episode(self, task: str, length: int, stats: Mapping[str, Statistics]) -> dict[str, pa.Scalar]:
         row: dict[str, object] = {"episode_index": self.episodes, "tasks": [task], "length": length}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
-        for place in ("data", "meta/episodes"):
-            row |= {f"{place}/chunk_index": 0, f"{place}/file_index": 0}
-        for name, own in stats.items():
-            row |= {f"stats/{name}/{key}": value.tolist() for key, value in own.items()}
+        for folder in ("data", "meta/episodes"):
+            row |= {f"{folder}/chunk_index": 0, f"{folder}/file_index": 0}
+        for name, feature_stats in stats.items():
+            row |= {f"stats/{name}/{key}": value.tolist() for key, value in feature_stats.items()}
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def close_frames(self) -> str:
@@ -226,20 +232,26 @@ class DatasetWriter:
 
     def finish(self) -> None:
         """Write the files in meta/; call this after `close_frames`."""
-        rows = {name: pa.array([row[name] for row in self._rows], first.type) for name, first in self._rows[0].items()}
+        rows = {
+            name: pa.array([row[name] for row in self._episode_rows], first_value.type)
+            for name, first_value in self._episode_rows[0].items()
+        }
         pq.write_table(pa.table(rows), self._folder / _EPISODES)
-        pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
-        stats = {name: {key: value.tolist() for key, value in own.items()} for name, own in self._stats.items()}
+        pq.write_table(_task_table(self._task_index), self._folder / "meta" / "tasks.parquet")
+        stats = {
+            name: {key: value.tolist() for key, value in feature_stats.items()}
+            for name, feature_stats in self._statistics.items()
+        }
         self.write_file("meta/stats.json", _encode_json(stats))
-        self.write_file("meta/info.json", _encode_json(self._describe()))
+        self.write_file("meta/info.json", _encode_json(self._describe_dataset()))
 
-    def _describe(self) -> dict[str, object]:
+    def _describe_dataset(self) -> dict[str, object]:
         return {
             "codebase_version": "v3.0",
             "robot_type": self._robot,
             "total_episodes": self.episodes,
             "total_frames": self.frames,
-            "total_tasks": len(self._tasks),
+            "total_tasks": len(self._task_index),
             "chunks_size": _CHUNK,
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 100,
@@ -251,13 +263,13 @@ class DatasetWriter:
         }
 
     def _describe_feature(self, feature: FrameFeature) -> dict[str, object]:
-        described: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
+        description: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
         if feature.dtype != "video":
-            return described
+            return description
         height, width, channels = feature.shape
-        facts = {"height": height, "width": width, "channels": channels, "fps": self._fps, "pix_fmt": "yuv420p"}
-        about = {f"video.{name}": value for name, value in facts.items()}
-        return {**described, "info": {**about, "video.is_depth_map": False, "has_audio": False}}
+        values = {"height": height, "width": width, "channels": channels, "fps": self._fps, "pix_fmt": "yuv420p"}
+        video_facts = {f"video.{name}": value for name, value in values.items()}
+        return {**description, "info": {**video_facts, "video.is_depth_map": False, "has_audio": False}}
 
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:

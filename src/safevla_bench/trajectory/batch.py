@@ -94,8 +94,17 @@ class Contacts:
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
         """Return empty contacts for this many records in all; `present` says which episodes record contacts, [E]."""
-        nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
-        return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing, nothing)
+        no_bodies, no_numbers = np.empty(0, dtype=np.int64), np.empty(0)
+        return cls(
+            present,
+            np.zeros(records + 1, dtype=np.int64),
+            no_bodies,
+            no_bodies,
+            no_numbers,
+            no_numbers,
+            no_numbers,
+            no_numbers,
+        )
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
@@ -195,8 +204,8 @@ class Batch:
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
         """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] holds the arms' indices."""
         contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
-        places = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
-        return contact, _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
+        index_in_episode = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
+        return contact, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
         """Return one arm's numbers in each row of a channel, [N, size]; `arm` is the arm's index in each episode, [E].
@@ -206,9 +215,10 @@ class Batch:
         if channel.present.all() and (channel.width == size).all():
             return channel.values.reshape(-1, size)
         rows, present = np.full((int(self.starts[-1]), size), missing), np.repeat(channel.present, self.lengths)
+        # The place of the arm's first number in a row r of episode e is first[e] + r * width[e].
         first = channel.starts[:-1] + arm * size - self.starts[:-1] * channel.width
-        base = np.repeat(first, self.lengths) + np.arange(len(rows)) * np.repeat(channel.width, self.lengths)
-        rows[present] = channel.values[base[present, None] + np.arange(size)]
+        start_of_row = np.repeat(first, self.lengths) + np.arange(len(rows)) * np.repeat(channel.width, self.lengths)
+        rows[present] = channel.values[start_of_row[present, None] + np.arange(size)]
         return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
@@ -223,8 +233,8 @@ class Batch:
     def stamps_s(self) -> Stamps:
         """The times of the records of each episode with time stamps, by the episode's index."""
         stamps = self.channel("time_s")
-        rows = {int(k): stamps.episode_rows(int(k))[:, 0] for k in np.flatnonzero(stamps.present)}
-        return {k: times - times[0] for k, times in rows.items()}
+        stamps_of = {int(e): stamps.episode_rows(int(e))[:, 0] for e in np.flatnonzero(stamps.present)}
+        return {e: times - times[0] for e, times in stamps_of.items()}
 
     def channel(self, name: str) -> Channel:
         """Return a channel of `ROWS`; it has no values if the batch lacks it. Raises `SafevlaError` for other names."""
@@ -248,8 +258,8 @@ class Batch:
 
     def body_roles(self, index: int) -> dict[str, str]:
         """Return a map from each body of one episode to its role, in the order of the body table."""
-        table = range(self.body_starts[index], self.body_starts[index + 1])
-        return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
+        body_indices = range(self.body_starts[index], self.body_starts[index + 1])
+        return {self.body_label(k): ROLES[self.body_role[k]] for k in body_indices}
 
 
 _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROWS, POSES))
@@ -263,19 +273,23 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E], whose channels are all absent."""
     episodes, starts = len(headers), offsets_of(lengths)
-    none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
-    absent, nowhere, false = absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
+    zero_starts, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
+    absent, no_bodies, not_recorded = (
+        absent_channel(episodes),
+        np.empty(0, dtype=np.int64),
+        np.zeros(episodes, dtype=np.bool_),
+    )
     return Batch(
         headers=tuple(headers),
         starts=starts,
-        body_starts=none,
+        body_starts=zero_starts,
         body_names=(),
-        body_name=nowhere,
+        body_name=no_bodies,
         body_role=np.empty(0, dtype=np.int8),
         target=np.full(episodes, -1),
-        contacts=Contacts.empty(false, records),
+        contacts=Contacts.empty(not_recorded, records),
         extra=({},) * episodes,
-        **batch_channels(lambda _: absent, lambda spec: Poses(absent, nowhere, none, spec.pose_size)),
+        **batch_channels(lambda _: absent, lambda spec: Poses(absent, no_bodies, zero_starts, spec.pose_size)),
     )
 
 
@@ -299,16 +313,16 @@ def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Return the indices of the chosen episodes' flat items, in order, and each episode's offset in that result."""
     counts = starts[episodes + 1] - starts[episodes]
-    new = offsets_of(counts)
-    items = np.arange(new[-1])
-    items += np.repeat(starts[episodes] - new[:-1], counts)
-    return items, new
+    new_starts = offsets_of(counts)
+    items = np.arange(new_starts[-1])
+    items += np.repeat(starts[episodes] - new_starts[:-1], counts)
+    return items, new_starts
 
 
 def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     """Return the chosen episodes, in the order of `episodes`."""
     indices = np.asarray(episodes, dtype=np.int64)
-    chosen = _join_successive(indices)
+    chosen = _slice_if_successive(indices)
     records, starts = _take_ranges(batch.starts, chosen)
     bodies, body_starts = _take_ranges(batch.body_starts, chosen)
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
@@ -318,6 +332,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]
+        # The shift of each contact's episode: repeated for its records, then for its contacts.
         contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
     return replace(
         batch,
@@ -336,7 +351,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     )
 
 
-def _join_successive(indices: Ints) -> Ints | slice:
+def _slice_if_successive(indices: Ints) -> Ints | slice:
     """Return the indices as a slice, which is faster, if they are successive; else unchanged."""
     is_successive = len(indices) and indices[0] >= 0 and (np.diff(indices) == 1).all()
     return slice(int(indices[0]), int(indices[-1]) + 1) if is_successive else indices
@@ -346,8 +361,8 @@ def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints
     """Return the same as `gather_ranges`, but with slices if the episodes are successive."""
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
-    own = starts[chosen.start : chosen.stop + 1]
-    return slice(int(own[0]), int(own[-1])), own - own[0]
+    chosen_starts = starts[chosen.start : chosen.stop + 1]
+    return slice(int(chosen_starts[0]), int(chosen_starts[-1])), chosen_starts - chosen_starts[0]
 
 
 def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
@@ -374,8 +389,8 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Join one or more batches into one batch, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
-    code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
-    base = offsets_of([len(b.body_name) for b in batches])[:-1].tolist()
+    name_index = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
+    body_shifts = offsets_of([len(b.body_name) for b in batches])[:-1].tolist()
 
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
@@ -385,15 +400,17 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         extra=tuple(extra for b in batches for extra in b.extra),
         starts=_join_starts([b.starts for b in batches]),
         body_starts=_join_starts([b.body_starts for b in batches]),
-        body_names=tuple(code),
-        body_name=join_arrays(lambda b: np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]),
+        body_names=tuple(name_index),
+        body_name=join_arrays(
+            lambda b: np.array([name_index[name] for name in b.body_names], dtype=np.int64)[b.body_name]
+        ),
         body_role=join_arrays(lambda b: b.body_role),
-        target=np.concatenate([_shift_bodies(b.target, k) for b, k in zip(batches, base, strict=True)]),
+        target=np.concatenate([_shift_bodies(b.target, shift) for b, shift in zip(batches, body_shifts, strict=True)]),
         **batch_channels(
             lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
-            lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
+            lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], body_shifts),
         ),
-        contacts=Contacts.join([b.contacts for b in batches], join_arrays(lambda b: b.contacts.present), base),
+        contacts=Contacts.join([b.contacts for b in batches], join_arrays(lambda b: b.contacts.present), body_shifts),
     )
 
 
@@ -409,8 +426,8 @@ def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
     )
 
 
-def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
-    body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=True)])
+def _concatenate_poses(poses: Sequence[Poses], body_shifts: Sequence[int]) -> Poses:
+    body = np.concatenate([p.body + shift for p, shift in zip(poses, body_shifts, strict=True)])
     channel = _concatenate_channels([p.channel for p in poses])
     return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)
 

@@ -75,7 +75,7 @@ def read_geometry(text: str) -> RecordedGeometry:
             _check_row(part.pose, 7, f"the pose of part {k}")
         if part.shape is not None and part.shape not in geometry.shapes:
             _refuse(f"part {k} has the shape {part.shape!r}, which is not listed")
-    if not all(0 <= place < len(geometry.parts) for place in geometry.hand):
+    if not all(0 <= index < len(geometry.parts) for index in geometry.hand):
         _refuse("the hand has a part that is not listed")
     for name, rows in geometry.shapes.items():
         for row in rows:
@@ -112,6 +112,9 @@ def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrac
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track
+    # The rotation vector motion[:, :3] as a quaternion: cos(angle / 2) and axis * sin(angle / 2).
     angle = np.sqrt(np.square(motion[:, :3]).sum(axis=1, keepdims=True))
-    sine = np.sin(angle / 2.0) / np.where(angle > 0, angle, 1.0)
-    return track.carry(motion[:, 3:], np.concatenate([np.cos(angle / 2.0), motion[:, :3] * sine], axis=1))
+    half_sine_per_angle = np.sin(angle / 2.0) / np.where(angle > 0, angle, 1.0)
+    return track.carry(
+        motion[:, 3:], np.concatenate([np.cos(angle / 2.0), motion[:, :3] * half_sine_per_angle], axis=1)
+    )

@@ -36,21 +36,22 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1024)
 def find_robot(name: str) -> Robot | None:
     """Return the arm with this name (in any spelling) from `robots.toml`, or None."""
-    return _read_robots().get(_spell_robot(name))
+    return _read_robots().get(_normalize_robot_name(name))
 
 
 @cache
 def _read_robots() -> dict[str, Robot]:
     content = resources.files(__package__).joinpath("robots.toml").read_bytes()
+    # The file has a single key, the list of all robots.
     (robots,) = msgspec.toml.decode(content, type=dict[str, list[Robot]]).values()
-    return {_spell_robot(name): robot for robot in robots for name in robot.names}
+    return {_normalize_robot_name(name): robot for robot in robots for name in robot.names}
 
 
-_FILLERS = {"robot", "robots", "arm", "follower", "single", "emika", "research", "universal", "robotiq"}
+_GENERIC_WORDS = {"robot", "robots", "arm", "follower", "single", "emika", "research", "universal", "robotiq"}
 
 
-def _spell_robot(name: str) -> str:
-    return "".join(word for word in re.findall(r"[^\W_]+", name.lower()) if word not in _FILLERS)
+def _normalize_robot_name(name: str) -> str:
+    return "".join(word for word in re.findall(r"[^\W_]+", name.lower()) if word not in _GENERIC_WORDS)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arm_count(self) -> int:
         """Number of arms."""
-        return len(self.arms or "1")
+        return len(self.arms or "1")  # a text of one character if there are no names
 
     @property
     def expected_version(self) -> int:

@@ -96,10 +96,10 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """Return for each episode the number of earlier resets of its environment, which was seeded only once, [E]; None =
     unknown. For a replay, return the number of the recorded episode, if known.
     """
-    own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
+    own_counts = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
-        read_count({**fields, **replay}, EARLIER_RESETS)
-        for fields, replay in zip(own, replay_fields(batch), strict=True)
+        read_count({**own_count, **replay}, EARLIER_RESETS)
+        for own_count, replay in zip(own_counts, replay_fields(batch), strict=True)
     )
 
 
@@ -116,14 +116,14 @@ def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. None if the
-    record lacks the field, or the field has another shape.
+    record lacks the field, or the field has another shape or a number that is not finite.
     """
     try:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
-    is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
-    return numbers if is_whole else None
+    is_valid = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
+    return numbers if is_valid else None
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
@@ -159,8 +159,8 @@ def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...
         return batch.headers[0].init_state_index, ()
     index, placed = chosen.get("init_state_index"), chosen.get("placed_m")
     pairs = placed.items() if isinstance(placed, Mapping) else ()
-    known = tuple((str(name), float(value)) for name, value in pairs if isinstance(value, int | float))
-    return index if isinstance(index, int) else None, known
+    coordinates = tuple((str(name), float(value)) for name, value in pairs if isinstance(value, int | float))
+    return index if isinstance(index, int) else None, coordinates
 
 
 class Kitchen(NamedTuple):
@@ -181,7 +181,7 @@ def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
     if not isinstance(field, Mapping):
         return None
-    options = field.get("options")
+    options = field.get("options")  # a record made by safevla_recorder has split and seed elsewhere
     if isinstance(options, Mapping):
         field = {**field, "split": options.get("obj_instance_split"), "seed": env_seed}
     split, layout, style, seed = (field.get(name) for name in Kitchen._fields)

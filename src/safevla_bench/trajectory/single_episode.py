@@ -42,7 +42,7 @@ from safevla_recorder.channels import (
 )
 from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field
 
-_NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
+_ABSENT = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
 
 def from_recording(recording: EpisodeArrays) -> Batch:
@@ -77,18 +77,18 @@ def _build_batch(recording: EpisodeArrays) -> Batch:
     )
 
 
-def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
-    present = np.array([listed is not None])
-    if listed is None:
+def _build_contacts(contact_list: ContactList | None, records: int) -> Contacts:
+    present = np.array([contact_list is not None])
+    if contact_list is None:
         return Contacts.empty(present, records)
-    starts = offsets_of(np.bincount(listed.record, minlength=records))
-    _, *columns = listed.columns().values()
+    starts = offsets_of(np.bincount(contact_list.record, minlength=records))
+    _, *columns = contact_list.columns().values()
     return Contacts(present, starts, *columns)
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
     if rows is None:
-        return _NOTHING
+        return _ABSENT
     values = np.ascontiguousarray(rows, dtype=np.float64)
     width = int(np.prod(values.shape[1:], dtype=np.int64))
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
@@ -104,10 +104,12 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
     """Convert one episode of a batch to plain arrays. Body indices refer to the episode's body table, and channels that
     were not recorded are None. `from_recording` restores the same bits.
     """
-    records, base = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
+    records, first_body = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
     for spec in POSES:
-        channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
+        channels[spec.bodies], channels[spec.name] = _pose_rows(
+            batch.poses(spec.name), spec, index, records, first_body
+        )
     return EpisodeArrays(
         header=msgspec.structs.asdict(batch.headers[index]),
         roles=batch.body_roles(index),
@@ -119,6 +121,7 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[Any] | None:
+    # The rows of a channel with its own dtype and shape; None = not recorded.
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -128,27 +131,28 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 
 
 def _pose_rows(
-    poses: Poses, spec: ChannelSpec, index: int, records: int, base: int
+    poses: Poses, spec: ChannelSpec, index: int, records: int, first_body: int
 ) -> tuple[list[int], NDArray[Any] | None]:
+    # The indices of the bodies in the episode, and their values in each record; [] and None = not recorded.
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
     rows = rows.reshape(records, len(body), poses.size)
-    return (body - base).tolist(), rows if spec.row_size else rows[..., 0].astype(spec.dtype, copy=False)
+    return (body - first_body).tolist(), rows if spec.row_size else rows[..., 0].astype(spec.dtype, copy=False)
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
-    contacts, base = batch.contacts, int(batch.body_starts[index])
+    contacts, first_body = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
-    own = slice(int(starts[0]), int(starts[-1]))
+    rows = slice(int(starts[0]), int(starts[-1]))
     return ContactList(
         record=np.repeat(np.arange(len(starts) - 1), np.diff(starts)),
-        a=contacts.a[own] - base,
-        b=contacts.b[own] - base,
-        force_n=contacts.force_n[own],
-        impulse_ns=contacts.impulse_ns[own],
-        net_force_n=contacts.net_force_n[own],
-        net_impulse_ns=contacts.net_impulse_ns[own],
+        a=contacts.a[rows] - first_body,
+        b=contacts.b[rows] - first_body,
+        force_n=contacts.force_n[rows],
+        impulse_ns=contacts.impulse_ns[rows],
+        net_force_n=contacts.net_force_n[rows],
+        net_impulse_ns=contacts.net_impulse_ns[rows],
     )
 
 
@@ -165,9 +169,9 @@ def select_record(batch: Batch, t: int) -> Batch:
     """Return record `t` of a batch of one episode (-1 = the last) as an episode with one record and the same header.
     Leaves out actions, simulator state and host-specific fields except `SINGLE`; keeps the body table.
     """
-    at = t % int(batch.starts[-1])
+    record = t % int(batch.starts[-1])
     contacts = batch.contacts
-    first, end = int(contacts.starts[at]), int(contacts.starts[at + 1])
+    first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
         batch,
@@ -175,9 +179,9 @@ def select_record(batch: Batch, t: int) -> Batch:
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         extra=(add_header_field({}, SINGLE, sorted(single)) if (single := single_channels(batch, 0)) else {},),
         **batch_channels(
-            lambda spec: _NOTHING if spec.name in left_out else _channel_at_record(batch.channel(spec.name), at),
+            lambda spec: _ABSENT if spec.name in left_out else _channel_at_record(batch.channel(spec.name), record),
             lambda spec: replace(
-                batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, at)
+                batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, record)
             ),
         ),
     )
@@ -208,9 +212,9 @@ def join_records(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def _channel_at_record(channel: Channel, at: int) -> Channel:
+def _channel_at_record(channel: Channel, record: int) -> Channel:
     width = max(int(channel.width[0]), 0)
-    values = channel.values[at * width : (at + 1) * width]
+    values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
 
 
@@ -223,25 +227,25 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
 
 
 _SHORTEST_DT_S = 1e-9
-_NAMED = 12
+_MAX_NAMED_BODIES = 12
 _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon")
 
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` for the first rule that the batch breaks, at the first place that breaks it."""
-    has_nameless, is_odd = "" in batch.body_names, _find_odd_widths(batch).tolist()
-    for e, header in enumerate(batch.headers):
+    has_nameless_body, has_wrong_width = "" in batch.body_names, _find_wrong_widths(batch).tolist()
+    for index, header in enumerate(batch.headers):
         _check_header(header)
-        _check_scene(batch, e, has_nameless)
-        if header.arms or header.arm_bodies or header.arm_joints is not None or is_odd[e]:
-            _check_arms(batch, e)
-        _check_geometry(batch, e)
+        _check_scene(batch, index, has_nameless_body)
+        if header.arms or header.arm_bodies or header.arm_joints is not None or has_wrong_width[index]:
+            _check_arms(batch, index)
+        _check_geometry(batch, index)
     for spec in (*ROWS, *POSES):
         _check_numbers(batch, spec)
     _check_contacts(batch)
     _check_torques(batch)
     _check_tracking(batch)
-    _check_stamps(batch)
+    _check_time_stamps(batch)
     _check_subgoals(batch)
 
 
@@ -278,32 +282,35 @@ def _check_header(header: Header) -> None:
         _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}", remedy)
 
 
-def _check_scene(batch: Batch, e: int, has_nameless: bool) -> None:
-    header, target = batch.headers[e], int(batch.target[e])
-    if has_nameless and "" in batch.body_roles(e):
+def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
+    header, target = batch.headers[index], int(batch.target[index])
+    if has_nameless_body and "" in batch.body_roles(index):
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
-    if batch.lengths[e] < 1:
+    if batch.lengths[index] < 1:
         _refuse(header, "steps", "the episode has no steps", "Write at least record 0, the state after settling.")
     if header.target_object is not None and (target < 0 or batch.body_role[target] != TARGET):
-        names = sorted(batch.body_roles(e))
-        listed = ", ".join(names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
+        names = sorted(batch.body_roles(index))
+        listed = ", ".join(names[:_MAX_NAMED_BODIES]) + (" …" if len(names) > _MAX_NAMED_BODIES else "")
         role = "has no role" if target < 0 else f"has the role {ROLES[batch.body_role[target]]!r}"
         remedy = f"Write the name of a body with the role 'target', or null. Bodies: {listed}."
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
 
 
-def _find_odd_widths(batch: Batch) -> Bools:
+def _find_wrong_widths(batch: Batch) -> Bools:
     """Return whether each episode has a channel whose width does not fit its number of arms, [E]."""
-    arms, is_odd = np.array([header.arm_count for header in batch.headers], dtype=np.int64), np.zeros(len(batch), bool)
+    arms, is_wrong = (
+        np.array([header.arm_count for header in batch.headers], dtype=np.int64),
+        np.zeros(len(batch), bool),
+    )
     for spec in ROWS:
         if spec.per_arm:
             width = batch.channel(spec.name).width
-            is_odd |= (width >= 0) & (width != (spec.row_size or 1) * arms)
-    return is_odd
+            is_wrong |= (width >= 0) & (width != (spec.row_size or 1) * arms)
+    return is_wrong
 
 
-def _check_arms(batch: Batch, e: int) -> None:
-    header, arms, roles = batch.headers[e], batch.headers[e].arms, batch.body_roles(e)
+def _check_arms(batch: Batch, index: int) -> None:
+    header, arms, roles = batch.headers[index], batch.headers[index].arms, batch.body_roles(index)
     if arms is not None and not len({*arms} - {""}) == len(arms) >= 2:
         remedy = "List two or more arms, each once. For one arm, leave `arms` out and write version 1."
         _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
@@ -313,16 +320,16 @@ def _check_arms(batch: Batch, e: int) -> None:
                 f"Map only bodies of the robot, each to one of the `arms`: {', '.join(arms or ('there are none',))}."
             )
             _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
-    counts, joints = header.arm_joints, sum(header.arm_joints or ())
+    counts, joint_count = header.arm_joints, sum(header.arm_joints or ())
     if counts is not None and not (arms and len(counts) == len(arms) and min(counts) >= 0):
         _refuse(header, "arm_joints", f"the numbers are {list(counts)}", "Write one number for each arm.")
     for spec in ROWS:
-        width = int(batch.channel(spec.name).width[e])
-        if arms and spec.name in TORQUES and width not in (-1, joints):
+        width = int(batch.channel(spec.name).width[index])
+        if arms and spec.name in TORQUES and width not in (-1, joint_count):
             _refuse(
                 header,
                 "arm_joints",
-                f"{width} torques, but the arms have {joints} joints",
+                f"{width} torques, but the arms have {joint_count} joints",
                 "Write one number for each arm.",
             )
         if spec.per_arm and width not in (-1, (spec.row_size or 1) * header.arm_count):
@@ -330,19 +337,21 @@ def _check_arms(batch: Batch, e: int) -> None:
             _refuse(header, spec.name, problem, "Write the numbers of every arm, in the order of the header's `arms`.")
 
 
-def _check_geometry(batch: Batch, e: int) -> None:
-    header, motion = batch.headers[e], batch.channel(LINK_MOTION)
-    if header.geometry is None and not motion.present[e]:
+def _check_geometry(batch: Batch, index: int) -> None:
+    header, motion = batch.headers[index], batch.channel(LINK_MOTION)
+    if header.geometry is None and not motion.present[index]:
         return
     try:
         geometry = None if header.geometry is None else read_geometry(header.geometry)
     except RecordError as error:
         raise error.with_place(Place(episode=header.episode_id)) from None
-    columns = 0 if geometry is None else len(geometry.components)
-    if motion.present[e] and motion.width[e] != columns:
-        problem = f"{motion.width[e]} numbers, but the geometry has {columns} components of motion"
+    component_count = 0 if geometry is None else len(geometry.components)
+    if motion.present[index] and motion.width[index] != component_count:
+        problem = f"{motion.width[index]} numbers, but the geometry has {component_count} components of motion"
         _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")
-    unknown = sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(e)}) if geometry else []
+    unknown = (
+        sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(index)}) if geometry else []
+    )
     if unknown:
         _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give the body a role in body_roles.")
 
@@ -357,50 +366,53 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         remedy = "Write finite numbers; omit the field from all steps if it was not measured."
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
-        quats = values.reshape(-1, spec.row_size)
-        half_turns = np.flatnonzero(quats[:, 0] == 0)  # usually few rows
-        for row in half_turns[~quats[half_turns].any(axis=1)][:1]:
+        quaternions = values.reshape(-1, spec.row_size)
+        # A quaternion of norm zero is among those with w = 0, which are half turns.
+        half_turns = np.flatnonzero(quaternions[:, 0] == 0)  # usually few rows
+        for row in half_turns[~quaternions[half_turns].any(axis=1)][:1]:
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a unit quaternion, w first.")
 
 
 def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remedy: str) -> NoReturn:
+    # `item` is an index in the channel's flat values; the error names the body and component that it belongs to.
     channel = batch.numbers(spec)
-    e = _owner_index(channel.starts, item)
-    row, column = divmod(item - int(channel.starts[e]), int(channel.width[e]))
+    index = _owner_index(channel.starts, item)
+    row, column = divmod(item - int(channel.starts[index]), int(channel.width[index]))
     field = spec.name if spec.is_scalar else f"{spec.name}[{column}]"
     if spec.is_pose:
         poses = batch.poses(spec.name)
-        body = batch.body_label(int(poses.body[poses.body_starts[e] + column // poses.size]))
+        body = batch.body_label(int(poses.body[poses.body_starts[index] + column // poses.size]))
         field = f"{spec.name}.{body}[{column % poses.size}]" if poses.size > 1 else f"{spec.name}.{body}"
-    _refuse(batch.headers[e], field, problem, remedy, row + 1 if spec.is_per_action else row)
+    _refuse(batch.headers[index], field, problem, remedy, row + 1 if spec.is_per_action else row)
 
 
 def _owner_index(starts: Ints, item: int) -> int:
+    # The index of the episode or record that the flat item belongs to.
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 
 def _check_contacts(batch: Batch) -> None:
     contacts = batch.contacts
-    has_net = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
-    is_net = np.repeat(np.repeat(has_net, batch.lengths), np.diff(contacts.starts))
+    has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
+    is_net_required = np.repeat(np.repeat(has_net_force, batch.lengths), np.diff(contacts.starts))
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
-    required = {"force_n": ~np.zeros_like(is_net), NET_FORCE: is_net, **impulses}
-    unlisted = is_net | np.isnan(contacts.net_force_n)
-    _require_all(batch, unlisted, NET_FORCE, f"is recorded, but the header's `forces` do not list {NET_FORCE}")
-    for name, is_required in required.items():
+    required_masks = {"force_n": ~np.zeros_like(is_net_required), NET_FORCE: is_net_required, **impulses}
+    is_allowed = is_net_required | np.isnan(contacts.net_force_n)
+    _require_contacts(batch, is_allowed, NET_FORCE, f"is recorded, but the header's `forces` do not list {NET_FORCE}")
+    for name, is_required in required_masks.items():
         values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
-        _require_all(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
-        _require_all(batch, ~(values < 0), name, "is negative")
-        _require_all(batch, ~(values > largest), name, "is implausibly large")
+        _require_contacts(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
+        _require_contacts(batch, ~(values < 0), name, "is negative")
+        _require_contacts(batch, ~(values > largest), name, "is implausibly large")
     for item in np.flatnonzero(contacts.a == contacts.b)[:1]:
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
 
 
-def _require_all(batch: Batch, is_right: Bools, field: str, problem: str) -> None:
-    for item in np.flatnonzero(~is_right)[:1]:
+def _require_contacts(batch: Batch, is_valid: Bools, field: str, problem: str) -> None:
+    for item in np.flatnonzero(~is_valid)[:1]:
         remedy = "Write the magnitude of the contact's force in N and its impulse in N·s."
         value = getattr(batch.contacts, field)[item]
         _refuse_contact(batch, int(item), field, f"{value} {problem}", remedy)
@@ -408,16 +420,16 @@ def _require_all(batch: Batch, is_right: Bools, field: str, problem: str) -> Non
 
 def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: str) -> NoReturn:
     record = _owner_index(batch.contacts.starts, item)
-    e = _owner_index(batch.starts, record)
+    index = _owner_index(batch.starts, record)
     field = f"contacts[{item - int(batch.contacts.starts[record])}].{field}"
-    _refuse(batch.headers[e], field, problem, remedy, record - int(batch.starts[e]))
+    _refuse(batch.headers[index], field, problem, remedy, record - int(batch.starts[index]))
 
 
 def _check_torques(batch: Batch) -> None:
     for name in TORQUES:
         channel = batch.channel(name)
-        for e in np.flatnonzero(channel.present):
-            header, joints = batch.headers[e], int(channel.width[e])
+        for index in np.flatnonzero(channel.present):
+            header, joints = batch.headers[index], int(channel.width[index])
             if len(header.torque_limit_nm) != joints and not header.lacks_torque_limit:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
                 remedy = "Record only the arm's joints, and write one limit per joint in joint_torque_limit_nm."
@@ -435,6 +447,7 @@ def _check_torques(batch: Batch) -> None:
 
 
 def _check_tracking(batch: Batch) -> None:
+    # A body in `pose_valid` must have a pose.
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
@@ -443,26 +456,26 @@ def _check_tracking(batch: Batch) -> None:
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
 
 
-def _check_stamps(batch: Batch) -> None:
+def _check_time_stamps(batch: Batch) -> None:
     channel = batch.channel("time_s")
-    for e in np.flatnonzero(channel.present):
-        stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
+    for index in np.flatnonzero(channel.present):
+        stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
         for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
-            _refuse(batch.headers[e], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
+            _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
 
 
 def _check_subgoals(batch: Batch) -> None:
-    for e, fields in enumerate(header_fields(batch)):
-        names, columns = fields.get(SUBGOAL_NAMES), max(int(batch.channel(SUBGOALS).width[e]), 0)
+    for index, fields in enumerate(header_fields(batch)):
+        names, goal_count = fields.get(SUBGOAL_NAMES), max(int(batch.channel(SUBGOALS).width[index]), 0)
         if names is None:
             continue
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             problem = "the names are not a list of texts"
-        elif len(names) != columns:
-            problem = f"{count_noun(len(names), 'name')}, but {count_noun(columns, 'sub-goal')} in each step"
-        elif len({*names}) != columns:
+        elif len(names) != goal_count:
+            problem = f"{count_noun(len(names), 'name')}, but {count_noun(goal_count, 'sub-goal')} in each step"
+        elif len({*names}) != goal_count:
             problem = "two sub-goals have the same name"
         else:
             continue
-        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write a different name for each value of `subgoals`.")
+        _refuse(batch.headers[index], SUBGOAL_NAMES, problem, "Write a different name for each value of `subgoals`.")

@@ -45,6 +45,7 @@ class ConstraintContacts(SubstepContacts):
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
+        # Forces [K, 3] in the contacts' own frames: the normal force and two tangential ones.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
@@ -58,14 +59,14 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     A contact of dimension d > 1 has 2(d - 1) edge forces. The normal force is their sum; tangential force i is the
     difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
-    edges = np.where(dim > 1, 2 * (dim - 1), 1)
+    edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)
     # Rows after a contact's own rows belong to other contacts, or are uninitialized memory.
-    force = np.where(column < edges[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
-    normal = force.sum(axis=1)
-    sliding = dim > 1
-    tangent1 = (force[:, 0] - force[:, 1]) * friction[:, 0] * sliding
-    tangent2 = (force[:, 2] - force[:, 3]) * friction[:, 1] * sliding
+    edge_force = np.where(column < edge_count[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
+    normal = edge_force.sum(axis=1)
+    has_tangents = dim > 1
+    tangent1 = (edge_force[:, 0] - edge_force[:, 1]) * friction[:, 0] * has_tangents
+    tangent2 = (edge_force[:, 2] - edge_force[:, 3]) * friction[:, 1] * has_tangents
     return np.stack([normal, tangent1, tangent2], axis=1)
 
 
@@ -82,35 +83,44 @@ class _ContactView:
     def __init__(self, data: mujoco.MjData) -> None:
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
-        starts = [int(field.__array_interface__["data"][0]) for field in fields]
-        base = min(starts)
-        width = max(starts) - base + 4
+        addresses = [int(field.__array_interface__["data"][0]) for field in fields]
+        first_address = min(addresses)
+        width = max(addresses) - first_address + 4
         self.layout = np.dtype(
-            {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
+            {
+                "names": _FIELDS,
+                "formats": ["i4"] * 4,
+                "offsets": [address - first_address for address in addresses],
+                "itemsize": width,
+            }
         )
         arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
-        room = arena_bytes // stride
-        self.contacts = _view_memory(base, width, stride, room)
-        self.frames = _view_memory(int(data.contact.frame.__array_interface__["data"][0]), _FRAME_BYTES, stride, room)
+        capacity = arena_bytes // stride
+        self.contacts = _view_memory(first_address, width, stride, capacity)
+        self.frames = _view_memory(
+            int(data.contact.frame.__array_interface__["data"][0]), _FRAME_BYTES, stride, capacity
+        )
         self.check_layout()
 
     def check_layout(self) -> None:
+        # Raises `HostError` unless the view shows the same numbers as MuJoCo's own arrays.
         contacts = self._data.contact
         count = len(contacts.geom1)
         copied, frames = self.contacts[:count].copy().view(self.layout), _as_frames(self.frames[:count].copy())
-        same = [np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS]
-        if not all(same) or frames.tobytes() != contacts.frame.tobytes():
+        are_equal = [np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS]
+        if not all(are_equal) or frames.tobytes() != contacts.frame.tobytes():
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
             raise HostError("MuJoCo's contact list has an unexpected layout", remedy=remedy)
 
 
-def _view_memory(start: int, width: int, stride: int, room: int) -> NDArray[np.void]:
-    memory: Any = (ctypes.c_char * ((room - 1) * stride + width)).from_address(start)
-    return np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
+def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
+    # An array of `capacity` items in the simulator's memory, which are `stride_bytes` apart.
+    memory: Any = (ctypes.c_char * ((capacity - 1) * stride_bytes + item_bytes)).from_address(address)
+    return np.ndarray((capacity,), dtype=f"V{item_bytes}", buffer=memory, strides=(stride_bytes,))
 
 
-def _as_frames(copied: NDArray[np.void]) -> Floats:
-    return np.frombuffer(copied.tobytes(), dtype=np.float64).reshape(-1, 9)
+def _as_frames(frame_bytes: NDArray[np.void]) -> Floats:
+    return np.frombuffer(frame_bytes.tobytes(), dtype=np.float64).reshape(-1, 9)
 
 
 class ContactLog:
@@ -118,8 +128,8 @@ class ContactLog:
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self._pyramidal = bool(model.opt.cone == 0)
-        self._counts: list[int] = []
-        self._rows: list[int] = []
+        self._contact_counts: list[int] = []
+        self._first_force_rows: list[int] = []  # the row in `_efc` at which each substep's constraint forces begin
         self._window: _ContactView | None = None
         self._contacts = np.empty(0, dtype="V4")
         self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
@@ -128,47 +138,47 @@ class ContactLog:
         self._contacts_used = self._rows_used = 0
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._contact_counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
         """Copy the simulator's current contact list; nothing is written to the simulator."""
         count, efc = data.ncon, data.efc_force
-        start, row = self._contacts_used, self._rows_used
-        end, last = start + count, row + len(efc)
-        if end > len(self._contacts) or last > len(self._efc):
-            self._make_room(data, end, last)
+        first_contact, first_row = self._contacts_used, self._rows_used
+        end_contact, end_row = first_contact + count, first_row + len(efc)
+        if end_contact > len(self._contacts) or end_row > len(self._efc):
+            self._make_room(data, end_contact, end_row)
         if count:
             assert self._window is not None
-            self._contacts[start:end] = self._window.contacts[:count]
-            self._frames[start:end] = self._window.frames[:count]
+            self._contacts[first_contact:end_contact] = self._window.contacts[:count]
+            self._frames[first_contact:end_contact] = self._window.frames[:count]
             if self._pyramidal:
-                self._friction[start:end] = data.contact.friction
-        self._efc[row:last] = efc
-        self._counts.append(count)
-        self._rows.append(row)
-        self._contacts_used, self._rows_used = end, last
+                self._friction[first_contact:end_contact] = data.contact.friction
+        self._efc[first_row:end_row] = efc
+        self._contact_counts.append(count)
+        self._first_force_rows.append(first_row)
+        self._contacts_used, self._rows_used = end_contact, end_row
 
     def take_contacts(self) -> ConstraintContacts:
         """Return the contacts copied since the last call, and empty the log; the result is valid until the next
         `add_substep`. Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
-        counts, rows, used = self._counts, self._rows, self._contacts_used
-        self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        viewed: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there was no contact
+        counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
+        self._contact_counts, self._first_force_rows, self._contacts_used, self._rows_used = [], [], 0, 0
+        fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # if there was no contact
         if self._window is not None:
             self._window.check_layout()
-            viewed = self._contacts[:used].view(self._window.layout)
-        address = viewed["efc_address"]
+            fields = self._contacts[:contact_count].view(self._window.layout)
+        address = fields["efc_address"]
         contacts = ConstraintContacts(
             substeps=len(counts),
             substep=np.repeat(np.arange(len(counts)), counts),
-            geom1=viewed["geom1"],
-            geom2=viewed["geom2"],
-            row=address + np.repeat(np.array(rows, dtype=np.int64), counts),
-            dim=viewed["dim"],
-            friction=self._friction[:used] if self._pyramidal else None,
+            geom1=fields["geom1"],
+            geom2=fields["geom2"],
+            row=address + np.repeat(np.array(first_rows, dtype=np.int64), counts),
+            dim=fields["dim"],
+            friction=self._friction[:contact_count] if self._pyramidal else None,
             efc=self._efc,
-            frame=_as_frames(self._frames[:used]),
+            frame=_as_frames(self._frames[:contact_count]),
         )
         touching = address >= 0
         if touching.all():
@@ -176,19 +186,20 @@ class ContactLog:
         columns = ("substep", "geom1", "geom2", "row", "dim", "frame", *(["friction"] if self._pyramidal else []))
         return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
 
-    def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
-        if contacts and self._window is None:
+    def _make_room(self, data: mujoco.MjData, contact_count: int, row_count: int) -> None:
+        if contact_count and self._window is None:
             self._window = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
-        self._contacts = _grow_array(self._contacts, contacts)
+        self._contacts = _grow_array(self._contacts, contact_count)
         self._frames = _grow_array(self._frames, len(self._contacts))
         self._friction = _grow_array(self._friction, len(self._contacts) if self._pyramidal else 0)
-        self._efc = _grow_array(self._efc, rows)
+        self._efc = _grow_array(self._efc, row_count)
 
 
-def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
-    if wanted <= len(array):
+def _grow_array(array: NDArray[Any], min_length: int) -> NDArray[Any]:
+    # The array, or a longer copy if it is shorter than `min_length`.
+    if min_length <= len(array):
         return array
-    longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
+    longer = np.empty((2 * min_length, *array.shape[1:]), dtype=array.dtype)
     longer[: len(array)] = array
     return longer

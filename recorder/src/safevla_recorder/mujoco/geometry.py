@@ -20,11 +20,11 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
     A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
-    roots, places = set(scene.objects.values()), {}
-    hand = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
+    roots, part_of_body = set(scene.objects.values()), {}
+    hand_bodies = [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
     parts: list[Part] = []
     bodies: list[int] = []
-    named: set[str] = set()
+    used_names: set[str] = set()
     carriers: dict[int, int] = {}  # body -> index of the part that carries the body's children
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
@@ -32,29 +32,29 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
         motion = () if body in roots else _moving_components(model, body)
         boxes, planes = _read_shapes(model, body)
         carriers[body] = carrier
-        if motion or len(boxes) or len(planes) or body in roots or (name and name not in named):
-            places[body] = len(parts)
+        if motion or len(boxes) or len(planes) or body in roots or (name and name not in used_names):
+            part_of_body[body] = len(parts)
             if motion or body in roots:
                 carriers[body] = len(parts)
             parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
             bodies.append(body)
-            named.add(name)
-    return parts, bodies, [places[body] for body in hand if body in places]
+            used_names.add(name)
+    return parts, bodies, [part_of_body[body] for body in hand_bodies if body in part_of_body]
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
     """Return the lowest body that carries both finger groups and the end effector's site, and all bodies below it."""
-    tips = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
+    carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
-        tips.append(int(model.site_bodyid[arm.eef_site]))
-    chains = [_ancestors(model, body) for body in tips]
+        carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
+    chains = [_self_and_ancestors(model, body) for body in carried_bodies]
     if not chains:
         return []
     palm = next(body for body in chains[0] if all(body in chain for chain in chains))
-    return [body for body in range(model.nbody) if palm in _ancestors(model, body)]
+    return [body for body in range(model.nbody) if palm in _self_and_ancestors(model, body)]
 
 
-def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
+def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
     chain = [body]
     while chain[-1]:
         chain.append(int(model.body_parentid[chain[-1]]))
@@ -63,27 +63,33 @@ def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
     """Return which components of a body's motion relative to its parent (0-2 rotation, 3-5 translation) can move."""
-    first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-    if not count:
+    first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+    if not joint_count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
-    kind, axis = int(model.jnt_type[first]), np.abs(model.jnt_axis[first])
-    along = int(axis.argmax())
-    is_plain = count == 1 and axis.sum() - axis[along] < 1e-9
-    if is_plain and kind == _HINGE and not np.cross(model.jnt_axis[first], model.jnt_pos[first]).any():
-        return (along,)
-    return (3 + along,) if is_plain and kind == _SLIDE else ALL_MOTION
+    joint_type, abs_axis = int(model.jnt_type[first_joint]), np.abs(model.jnt_axis[first_joint])
+    main_axis = int(abs_axis.argmax())
+    # True if the only joint is along a coordinate axis; a hinge's axis must also pass through the body's origin.
+    is_single_axis = joint_count == 1 and abs_axis.sum() - abs_axis[main_axis] < 1e-9
+    if (
+        is_single_axis
+        and joint_type == _HINGE
+        and not np.cross(model.jnt_axis[first_joint], model.jnt_pos[first_joint]).any()
+    ):
+        return (main_axis,)
+    return (3 + main_axis,) if is_single_axis and joint_type == _SLIDE else ALL_MOTION
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
+    # Boxes [K, 10] and planes [L, 7] of the body's collision geoms, as in `Part`.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
-    collide = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # geom_aabb exists since MuJoCo 2.3
+    is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
+    geoms = geoms[is_collision_geom & hasattr(model, "geom_aabb")]  # geom_aabb exists since MuJoCo 2.3
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]
-    box = poses[solid]
+    solid_poses = poses[solid]
     if not len(solid):
         return np.empty((0, 10)), poses[geoms]
-    center, half = model.geom_aabb[solid, :3], model.geom_aabb[solid, 3:]
-    place = box[:, :3] + rotate(box[:, 3:], center)
-    return np.concatenate([place, box[:, 3:], half], axis=1), poses[geoms[is_plane]]
+    center, half_size = model.geom_aabb[solid, :3], model.geom_aabb[solid, 3:]
+    box_centers = solid_poses[:, :3] + rotate(solid_poses[:, 3:], center)
+    return np.concatenate([box_centers, solid_poses[:, 3:], half_size], axis=1), poses[geoms[is_plane]]

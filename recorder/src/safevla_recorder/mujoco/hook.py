@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 from safevla_recorder.errors import HostError
 
 Undo = Callable[[], None]
-_splitting = threading.RLock()
+_split_lock = threading.RLock()
 """Lock held while functions of the module `mujoco` are replaced, so that environments in threads take turns."""
 
 
@@ -29,7 +29,7 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     `owner.method` must advance physics by one substep, as `step` of robosuite's `MjSim` does. Each reset of robosuite
     makes a new `MjSim`. Raises `HostError` if `owner` is a wrapper or has no such method.
     """
-    _require_owner(owner, method)
+    _require_hookable(owner, method)
     undo = hook_call(owner, method, after=lambda *_, **__: after())
     getattr(owner, method).is_only_after = True  # the hook runs only after the original method
     return undo
@@ -101,16 +101,16 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     such as gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`.
     Raises `HostError` if `owner` is a wrapper or has no such method.
     """
-    _require_owner(owner, method)
+    _require_hookable(owner, method)
 
-    def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        with _splitting, _split_steps(data, after):
+    def step_in_parts(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        with _split_lock, _split_steps(data, after):
             return original(*args, **kwargs)
 
-    return wrap_method(owner, method, split)
+    return wrap_method(owner, method, step_in_parts)
 
 
-def _require_owner(owner: object, method: str) -> None:
+def _require_hookable(owner: object, method: str) -> None:
     name = type(owner).__name__
     if getattr(owner, "unwrapped", owner) is not owner:  # the simulator does not call a wrapper's methods
         problem = f"{name} is a wrapper of the environment, whose {method} it cannot intercept"
@@ -132,6 +132,7 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
 
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
+    # m, d and nstep are MuJoCo's own names of these arguments.
     def step(m: Any, d: Any, nstep: int = 1) -> None:
         if d is not data:
             full_step(m, d, nstep)

@@ -84,31 +84,31 @@ class Scene:
         or has a geom lacks a role, or if a part of a fixture is not a recorded body.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
-        nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
-        if nameless:
+        without_role = sorted({*owners, *self.objects, *self.links} - set(self.roles))
+        if without_role:
             remedy = "Give the body a role in `roles`: robot, target, bystander or furniture."
-            raise HostError(f"the body {nameless[0]!r} has no role", remedy=remedy)
+            raise HostError(f"the body {without_role[0]!r} has no role", remedy=remedy)
         unknown = sorted({part for parts in self.fixtures for part in parts} - set(self.body_name))
         if unknown:
             raise HostError(
                 f"the fixture part {unknown[0]!r} is not a body of the model",
                 remedy="Use the names of recorded bodies.",
             )
-        places = {name: place for place, name in enumerate(self.roles)}
+        index_of = {name: index for index, name in enumerate(self.roles)}
         groups = [group for arm in self.all_arms for group in arm.fingers or ((), ())]
-        place = np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
+        body_of_geom = np.array([index_of[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
             roles=self.roles,
-            place=place,
+            place=body_of_geom,
             fingers=group_numbers(range(model.ngeom), groups) if any(map(len, groups)) else None,
-            fixtures=group_numbers(self.roles, self.fixtures)[place],
+            fixtures=group_numbers(self.roles, self.fixtures)[body_of_geom],
             substep_s=float(model.opt.timestep),
             apart_substeps=self.apart_substeps,
             torque_source="qfrc_actuator" if self.all_dofs else None,
             arms={name: sorted(set(arm.bodies) & set(self.roles)) for name, arm in self.arms.items()},
             arm_joints=tuple(len(arm.arm_dofs) for arm in self.arms.values()) if self.all_dofs else (),
             weights={
-                places[name]: -model.opt.gravity * model.body_subtreemass[root]
+                index_of[name]: -model.opt.gravity * model.body_subtreemass[root]
                 for name, root in self.objects.items()
                 if np.any(model.opt.gravity) and model.body_subtreemass[root]
             },
@@ -197,9 +197,9 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
 # Doors and drawers, which are non-robot bodies that move by one joint with limits, and their interiors
 
 
-_BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
+_BOX, _ONE_DOF_JOINTS, _MIN_HALF_SIZE_M = 6, (2, 3), 0.01
 """MuJoCo's numbers for box geoms, and for slide and hinge joints; least half size [m] of boxes that mark interiors."""
-_INSIDES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
+_INTERIOR_SUFFIXES = ("_region", "reg_int")  # suffixes of LIBERO's sites and RoboCasa's geoms that mark interiors
 
 
 @dataclass(frozen=True)
@@ -217,33 +217,34 @@ class _Door:
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
         """Return whether points [n, 3] are inside; `pos` and `quat` are the poses of all bodies, [n, nbody, 3 or 4]."""
         inside = np.zeros(len(point), dtype=np.bool_)
-        for body, center, turn, half in self.boxes:
-            seen = turn_back(turn, turn_back(quat[:, body], point - pos[:, body]) - center)
-            inside |= (np.abs(seen) <= half).all(axis=1)
+        for body, center, box_quat, half_size in self.boxes:
+            point_in_box = turn_back(box_quat, turn_back(quat[:, body], point - pos[:, body]) - center)
+            inside |= (np.abs(point_in_box) <= half_size).all(axis=1)
         return inside
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
     boxes = []
     for count, kind in ((model.nsite, "site"), (model.ngeom, "geom")):
-        body, form, size, pos, quat = (
+        body, shape_type, size, pos, quat = (
             getattr(model, f"{kind}_{name}") for name in ("bodyid", "type", "size", "pos", "quat")
         )
-        named = (k for k in range(count) if form[k] == _BOX and size[k].min() >= _THINNEST_M)
-        inner = [k for k in named if getattr(model, kind)(k).name.endswith(_INSIDES)]
-        boxes += [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in inner]
+        large_boxes = (k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M)
+        interiors = [k for k in large_boxes if getattr(model, kind)(k).name.endswith(_INTERIOR_SUFFIXES)]
+        boxes += [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in interiors]
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
         name, column = scene.body_name[body], int(model.jnt_qposadr[joint])
         is_fixture = scene.roles.get(name, "robot") != "robot" and name not in scene.objects
-        if is_fixture and model.body_jntnum[body] == 1 and model.jnt_type[joint] in _SLIDING:
+        if is_fixture and model.body_jntnum[body] == 1 and model.jnt_type[joint] in _ONE_DOF_JOINTS:
             low, high = model.jnt_range[joint].tolist()
-            closed, below = float(model.qpos0[column]), subtree_bodies(model, body)
-            inside = [box for box in boxes if box[0] in below]
-            inside = inside or [box for box in boxes if box[0] == model.body_parentid[body]]
+            closed, subtree = float(model.qpos0[column]), subtree_bodies(model, body)
+            own_boxes = [box for box in boxes if box[0] in subtree]
+            # A door without an interior of its own closes that of the body to which it is attached.
+            own_boxes = own_boxes or [box for box in boxes if box[0] == model.body_parentid[body]]
             if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
                 travel = max(high - closed, closed - low)
-                doors.setdefault(name, _Door(name, 1 + column, closed, travel, tuple(inside)))
+                doors.setdefault(name, _Door(name, 1 + column, closed, travel, tuple(own_boxes)))
     return list(doors.values())
 
 
@@ -286,33 +287,33 @@ class Recorder(EpisodeLog):
             raise HostError(problem, remedy=_UNSTABLE_START)
         self.scene = scene
         self._read_subgoals = read_subgoals
-        self._subgoals: tuple[str, ...] = ()
+        self._subgoal_names: tuple[str, ...] = ()
         self._data, self._substep_s, self._time_s = data, float(model.opt.timestep), data.time
-        self._warnings = data.warning.number  # a view of the simulator's own counts
-        self._warned = self._warnings.tobytes()
-        self._unstable = unstable_steps(data)
-        self._arm = list(scene.all_dofs)
-        self._actuator = data.qfrc_actuator  # a view of the simulator's own array
+        self._warning_counts = data.warning.number  # a view of the simulator's own counts
+        self._start_warnings = self._warning_counts.tobytes()
+        self._start_unstable_steps = unstable_steps(data)
+        self._arm_dofs = list(scene.all_dofs)
+        self._actuator_torques = data.qfrc_actuator  # a view of the simulator's own array
         self._failure: Exception | None = None
-        self._torques: list[Floats] = []  # torques in every substep since the last record
+        self._substep_torques: list[Floats] = []  # torques in every substep since the last record
         # Views of the simulator's own arrays, which do not move during the lifetime of its `MjData`.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
-        self._sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
-        for k, site in enumerate(self._sites):
+        self._eef_sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
+        for k, site in enumerate(self._eef_sites):
             self._views.update({f"site_pos{k}": data.site_xpos[site], f"site_mat{k}": data.site_xmat[site]})
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first, geoms = self._copy_state(np.abs(self._actuator[self._arm])), scene.map_geoms(model)
-        parts, self._parts, hand = read_parts(model, scene)
-        self._geometry = Geometry(parts, hand, first["pos"][self._parts], first["quat"][self._parts])
+        first, geoms = self._copy_state(np.abs(self._actuator_torques[self._arm_dofs])), scene.map_geoms(model)
+        parts, self._part_bodies, hand = read_parts(model, scene)
+        self._geometry = Geometry(parts, hand, first["pos"][self._part_bodies], first["quat"][self._part_bodies])
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
 
     def record_substep(self) -> None:
         """Copy the contacts and torques of the last substep. Raises the same errors as `ContactLog`."""
         self._contacts.add_substep(self._data)
-        self._torques.append(self._actuator.copy())
+        self._substep_torques.append(self._actuator_torques.copy())
 
     def try_substep(self) -> None:
         """Copy a substep as `record_substep` does, but let the next `record_step` raise any error."""
@@ -332,66 +333,74 @@ class Recorder(EpisodeLog):
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure
-        if self._warnings.tobytes() != self._warned and unstable_steps(self._data) != self._unstable:
+        if (
+            self._warning_counts.tobytes() != self._start_warnings
+            and unstable_steps(self._data) != self._start_unstable_steps
+        ):
             problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
-        peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
-        self._torques.clear()
+        peak = np.abs(np.array(self._substep_torques)[:, self._arm_dofs]).max(axis=0)
+        self._substep_torques.clear()
         self._add_step(action, self._copy_state(peak))
 
     def _copy_state(self, torque_peak_nm: Floats) -> Row:
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
-        goals = self._read_subgoals()
-        self._subgoals = self._subgoals if self._rows else tuple(goals)
-        copies[SUBGOALS] = np.array([goals.get(name, np.nan) for name in self._subgoals], dtype=np.float64)
+        subgoals = self._read_subgoals()
+        # Record 0 determines the names; a predicate that is missing later is NaN.
+        self._subgoal_names = self._subgoal_names if self._rows else tuple(subgoals)
+        copies[SUBGOALS] = np.array([subgoals.get(name, np.nan) for name in self._subgoal_names], dtype=np.float64)
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
-        recorded, time_s = len(self._torques), self._data.time
-        passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
-        if recorded != passed or not recorded:
-            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._rows)}"
+        # The simulated time says how many substeps there were; each must have been recorded.
+        recorded, time_s = len(self._substep_torques), self._data.time
+        elapsed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
+        if recorded != elapsed or not recorded:
+            problem = f"{recorded} of {elapsed} physics substeps were recorded in control step {len(self._rows)}"
             remedy = "Call record_substep once after each substep; hook_substeps splits mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
-        scene, arm = self.scene, self._arm
-        places = {name: place for place, name in enumerate(scene.roles)}
+        scene, arm = self.scene, self._arm_dofs
+        index_of = {name: index for index, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
-        quat_bodies = [places[name] for name in scene.objects]
-        hands = range(len(self._sites)) if len(self._sites) == len(scene.all_arms) else ()
-        points = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in hands]
-        turns = [np.stack([_to_quaternion(row[f"site_mat{k}"]) for row in rows]) for k in hands]
+        quat_bodies = [index_of[name] for name in scene.objects]
+        eef_indices = range(len(self._eef_sites)) if len(self._eef_sites) == len(scene.all_arms) else ()
+        eef_positions = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in eef_indices]
+        eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
         state = np.stack([row["sim_state"] for row in rows])
-        openings = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
-        doors: dict[str, object] = {
-            "opening_bodies": [places[door.name] for door in self._doors],
-            "opening": np.array(openings).reshape(-1, len(rows)).T,
+        opening_rows = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
+        door_channels: dict[str, object] = {
+            "opening_bodies": [index_of[door.name] for door in self._doors],
+            "opening": np.array(opening_rows).reshape(-1, len(rows)).T,
         }
-        if points:
-            inner = [door for door in self._doors if door.boxes]
+        if eef_positions:
+            doors_with_interior = [door for door in self._doors if door.boxes]
             pos, quat = (np.stack([row[name] for row in rows]) for name in ("pos", "quat"))
-            of_hands = [[door.is_entered(point, pos, quat) for door in inner] for point in points]
-            entered = np.array(of_hands, dtype=np.bool_).any(axis=0)
+            entered_by_eef = [
+                [door.is_entered(point, pos, quat) for door in doors_with_interior] for point in eef_positions
+            ]
+            # `entered_by_eef` is [end effectors, doors, n]; the result is [n, doors].
+            entered = np.array(entered_by_eef, dtype=np.bool_).any(axis=0)
             entered = entered.reshape(-1, len(rows)).T
-            doors.update(entered_bodies=[places[door.name] for door in inner], entered=entered)
-        parts = [np.stack([row[name][self._parts] for row in rows]) for name in ("pos", "quat")]
+            door_channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
+        part_poses = [np.stack([row[name][self._part_bodies] for row in rows]) for name in ("pos", "quat")]
         further = {
             "joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows]) if arm else None,
-            LINK_MOTION: self._geometry.measure_motion(*parts),
+            LINK_MOTION: self._geometry.measure_motion(*part_poses),
         }
-        holds = np.stack([row[SUBGOALS] for row in rows])
-        known = holds.size > 0 and not np.isnan(holds).any()  # recorded only if known in every record
-        goals = subgoal_fields(self._subgoals, holds) if known else {SUBGOALS: None}
-        further[SUBGOALS] = goals.pop(SUBGOALS)
+        subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
+        are_known = subgoal_rows.size > 0 and not np.isnan(subgoal_rows).any()  # recorded only if known in every record
+        goal_fields = subgoal_fields(self._subgoal_names, subgoal_rows) if are_known else {SUBGOALS: None}
+        further[SUBGOALS] = goal_fields.pop(SUBGOALS)
         return {
-            **doors,
-            **goals,
-            "eef_pos_m": np.hstack(points) if points else None,
-            "eef_quat_wxyz": np.hstack(turns) if turns else None,
-            "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
+            **door_channels,
+            **goal_fields,
+            "eef_pos_m": np.hstack(eef_positions) if eef_positions else None,
+            "eef_quat_wxyz": np.hstack(eef_quats) if eef_quats else None,
+            "pos_bodies": [*quat_bodies, *(index_of[name] for name in scene.links)],
             "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
             "quat_bodies": quat_bodies,
             "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
@@ -419,11 +428,11 @@ def unstable_steps(data: mujoco.MjData) -> int:
     import mujoco
 
     kinds = mujoco.mjtWarning
-    bad = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
-    return sum(int(data.warning[kind].number) for kind in bad)
+    warnings_of_reset = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
+    return sum(int(data.warning[kind].number) for kind in warnings_of_reset)
 
 
-def _to_quaternion(matrix: Floats) -> Floats:
+def _quaternion_of_matrix(matrix: Floats) -> Floats:
     import mujoco
 
     quat = np.empty(4)
@@ -461,7 +470,10 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    first, count = model.body_dofadr, model.body_dofnum
-    own = {name: slice(first[body], first[body] + min(count[body], 3)) for name, body in objects.items()}
-    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in own.items()}
+    first_dof, dof_count = model.body_dofadr, model.body_dofnum
+    # The first three velocities of a free joint are linear ones.
+    linear_dofs = {
+        name: slice(first_dof[body], first_dof[body] + min(dof_count[body], 3)) for name, body in objects.items()
+    }
+    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in linear_dofs.items()}
     return max(speeds.items(), key=lambda item: item[1], default=("", 0.0))

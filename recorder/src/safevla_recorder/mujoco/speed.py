@@ -27,7 +27,7 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
-_KNOWN = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
+_KNOWN_DIGESTS = json.loads(Path(__file__).with_name("replaced_methods.json").read_text(encoding="utf-8"))
 """Maps each method that this module replaces to a prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method
 with another source is called unchanged.
 """
@@ -54,77 +54,78 @@ def speed_up(env: object) -> Undo:
 
 
 class _SpeedUp:
+    # The hooks on one robosuite environment, and what they looked up in the current control step.
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = None  # None = robosuite's own robots are used
+        self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = robosuite's own robots are used
         self._hooks = [
-            hook_call(env, "_initialize_sim", self._release, self._attach),
-            hook_call(env, "_destroy_sim", self._release),  # frees the old model
+            hook_call(env, "_initialize_sim", self._release_dynamics, self._attach_dynamics),
+            hook_call(env, "_destroy_sim", self._release_dynamics),  # frees the old model
         ]
-        if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
-            self._hooks.append(wrap_method(env, "_pre_action", self._act))
-            self._hooks.append(wrap_method(env, "_update_observables", self._observe))
-        self._own_action = vars(env).get("_pre_action")
+        if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
+            self._hooks.append(wrap_method(env, "_pre_action", self._run_pre_action))
+            self._hooks.append(wrap_method(env, "_update_observables", self._run_update_observables))
+        self._own_pre_action = vars(env).get("_pre_action")
         self._observables: list[Any] | None = None  # None = not looked up in this control step
-        self._parts: dict[Any, _Controller] = {}  # maps each controller of robosuite to the faster one
-        self._attach()
+        self._fast_controllers: dict[Any, _Controller] = {}  # maps each controller of robosuite to the faster one
+        self._attach_dynamics()
         # robosuite collects garbage at each reset, which takes 0.1 s if imported objects are not frozen.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
 
     def undo(self) -> None:
-        self._release()
+        self._release_dynamics()
         undo_all(self._hooks)
         if self._is_freezing:
             gc.unfreeze()
         self._is_freezing = False
 
-    def _attach(self, *_: object, **__: object) -> None:
+    def _attach_dynamics(self, *_: object, **__: object) -> None:
         simulation = self._env.sim
-        if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
+        if simulation is not None and all(_has_known_source(simulation, method) for method in ("forward", "step")):
             self._dynamics = ForwardDynamics(simulation)
 
-    def _release(self) -> None:
+    def _release_dynamics(self) -> None:
         if self._dynamics is not None:
             self._dynamics.undo()
-        self._dynamics, self._robots = None, None
-        self._parts.clear()
+        self._dynamics, self._fast_robots = None, None
+        self._fast_controllers.clear()
 
-    def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
+    def _run_pre_action(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
-            robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
+            robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
             # If any robot has methods that are not replicated in this module, robosuite's own substeps are used.
-            self._robots = None if None in robots else robots  # type: ignore[assignment]
+            self._fast_robots = None if None in robots else robots  # type: ignore[assignment]
             self._observables = None
             if self._dynamics is not None:
-                is_own = vars(self._env).get("_pre_action") is self._own_action
-                self._dynamics.trust(is_own and self._robots is not None)
+                is_outermost = vars(self._env).get("_pre_action") is self._own_pre_action
+                self._dynamics.trust(is_outermost and self._fast_robots is not None)
         elif self._dynamics is not None:
             self._dynamics.trust_again()
         try:
-            if policy_step or self._robots is None:
+            if policy_step or self._fast_robots is None:
                 original(action, policy_step)
                 return
-            first = 0
-            for robot in self._robots:
-                robot.control(action[first : first + robot.size])
-                first += robot.size
+            start = 0
+            for robot in self._fast_robots:
+                robot.control(action[start : start + robot.size])
+                start += robot.size
         except BaseException:  # no later substep of this control step would end the trust
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
 
-    def _observe(self, original: Callable[..., object], force: bool = False) -> None:
+    def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
         """Update observables that are due for a sample. For others, only count the time since their last sample."""
         env = self._env
         if force or self._observables is None:
             original(force)
             observables = list(env._observables.values())
-            one_of_each = {type(each): each for each in observables}.values()
-            is_plain = not any("update" in vars(each) for each in observables)
-            if is_plain and all(_is_known(each, "update", "Observable") for each in one_of_each):
+            one_per_type = {type(item): item for item in observables}.values()
+            is_plain = not any("update" in vars(item) for item in observables)
+            if is_plain and all(_has_known_source(item, "update", "Observable") for item in one_per_type):
                 self._observables = observables
             return
         step_s, cache = env.model_timestep, env._obs_cache
@@ -136,7 +137,7 @@ class _SpeedUp:
                 observable._time_since_last_sample = passed_s
 
 
-_HALVES = ("step1", "step2")  # methods for the two halves of a substep, which RoboCasa's resets use
+_HALF_STEPS = ("step1", "step2")  # methods for the two halves of a substep, which RoboCasa's resets use
 
 
 class ForwardDynamics:
@@ -153,12 +154,12 @@ class ForwardDynamics:
 
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
-        self._may_trust = self._is_trusted = self._is_computed = False
+        self._may_trust = self._is_trusted = self._is_fully_computed = False
         self._time_s = 0.0  # simulated time of the last full call [s]
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
-        wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
+        wrappers.update({name: self._step_half for name in _HALF_STEPS if hasattr(simulation, name)})
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
-        self._own = {name: vars(simulation)[name] for name in wrappers}
+        self._own_hooks = {name: vars(simulation)[name] for name in wrappers}
 
     def undo(self) -> None:
         """Restore the simulation's own methods."""
@@ -168,7 +169,7 @@ class ForwardDynamics:
         """Trust or distrust the current substep. Calls in a trusted substep skip what the last full call computed. A
         substep is trusted if code between the calls writes only to controls (`code_between`), and no foreign hook runs.
         """
-        may_trust = code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
+        may_trust = code_between and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
@@ -176,53 +177,59 @@ class ForwardDynamics:
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
+        # Hooks that run only after the original method, such as a recorder's, may lie around this object's own.
         method: Any = vars(self._simulation).get(name)
         while name != "forward" and getattr(method, "is_only_after", False):
             method = method.__wrapped__
-        return method is self._own[name]
+        return method is self._own_hooks[name]
 
     def _is_supported(self) -> bool:
-        functions, options, model = self._mujoco, self._model.opt, self._model
-        is_euler = options.integrator == functions.mjtIntegrator.mjINT_EULER
-        flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
+        mujoco, options, model = self._mujoco, self._model.opt, self._model
+        is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
+        flags = int(options.enableflags) & ~int(getattr(mujoco.mjtEnableBit, "mjENBL_MULTICCD", 0))
         # MuJoCo calls these callbacks in the skipped stages.
-        callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
+        callbacks = (mujoco.get_mjcb_passive(), mujoco.get_mjcb_contactfilter(), mujoco.get_mjcb_sensor())
         is_extended = flags or model.nplugin or getattr(model, "nflex", 0) or any(callbacks)
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
         # The time is 0 after MuJoCo has reset an unstable state.
-        return self._is_trusted and self._is_computed and 0 < self._data.time == self._time_s
+        return self._is_trusted and self._is_fully_computed and 0 < self._data.time == self._time_s
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
         full_forward()
-        self._time_s, self._is_computed = self._data.time, True
+        self._time_s, self._is_fully_computed = self._data.time, True
 
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
-        functions, model, data = self._mujoco, self._model, self._data
-        functions.mj_checkPos(model, data)
-        functions.mj_checkVel(model, data)
+        mujoco, model, data = self._mujoco, self._model, self._data
+        mujoco.mj_checkPos(model, data)
+        mujoco.mj_checkVel(model, data)
         if self._is_unchanged():
-            functions.mj_forwardSkip(model, data, functions.mjtStage.mjSTAGE_VEL, 0)
-            functions.mj_checkAcc(model, data)
-            functions.mj_Euler(model, data)
+            mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, 0)
+            mujoco.mj_checkAcc(model, data)
+            mujoco.mj_Euler(model, data)
         else:
             full_step(*args, **kwargs)
-        self._is_trusted = self._is_computed = False
+        self._is_trusted = self._is_fully_computed = False
 
     def _step_half(self, half: Callable[[], None]) -> None:
-        self._is_trusted = self._is_computed = False
+        self._is_trusted = self._is_fully_computed = False
         half()
 
 
-def _is_known(owner: object, method: str, kind: str = "") -> bool:
-    defined = getattr(type(owner), method, None)
-    name = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
-    is_named = method not in vars(owner) and name in _KNOWN and (not kind or name.endswith(f".{kind}.{method}"))
-    return is_named and _source_digest(defined) == _KNOWN[name]
+def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
+    # True if the instance has robosuite's own method, unchanged; if a class is named, the method must be of this class.
+    function = getattr(type(owner), method, None)
+    full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    is_named = (
+        method not in vars(owner)
+        and full_name in _KNOWN_DIGESTS
+        and (not class_name or full_name.endswith(f".{class_name}.{method}"))
+    )
+    return is_named and _source_digest(function) == _KNOWN_DIGESTS[full_name]
 
 
 @lru_cache(maxsize=None)
@@ -233,56 +240,67 @@ def _source_digest(function: Any) -> str:
         return ""
 
 
-def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
+def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
+    # None if any method that would be skipped is not robosuite's own.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
-    is_own = all(
-        type(each).__module__.startswith("robosuite.")
-        and not {"run_controller", "set_goal", "update"} & set(vars(each))
-        for each in controllers
+    are_from_robosuite = all(
+        type(controller).__module__.startswith("robosuite.")
+        and not {"run_controller", "set_goal", "update"} & set(vars(controller))
+        for controller in controllers
     )
-    if robot.sim is not simulation or not _is_known(robot, "control") or not is_own:
+    if robot.sim is not simulation or not _has_known_source(robot, "control") or not are_from_robosuite:
         return None
     if composite is not None:
-        return _Robot15(robot, parts) if _is_known(composite, "run_controller") else None
-    return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
+        return _Robot15(robot, cache) if _has_known_source(composite, "run_controller") else None
+    return _Robot14(robot, cache) if _has_known_source(robot, "grip_action") else None
 
 
 class _Robot14:
+    # Does in later substeps what `control` of a robot of robosuite 1.4 does. `size` is the length of the action;
+    # `parts` caches the faster controllers.
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
-        self._run_arm = _find_law(robot.controller, _Part14, parts)
-        self._arm = np.array(robot._ref_joint_actuator_indexes)
+        self._run_arm = _find_run(robot.controller, _Controller14, parts)
+        self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
         self._low, self._high = robot.torque_limits
         self._has_gripper = bool(robot.has_gripper)
         if self._has_gripper:
-            self._fingers = np.array(robot._ref_joint_gripper_actuator_indexes)
-            low, high = robot.sim.model._model.actuator_ctrlrange[self._fingers].T
+            self._gripper_actuators = np.array(robot._ref_joint_gripper_actuator_indexes)
+            low, high = robot.sim.model._model.actuator_ctrlrange[self._gripper_actuators].T
             self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
-            opening = robot.gripper.format_action(action[robot.controller.control_dim :])
-            self._ctrl[self._fingers] = self._middle + self._half * opening
-        self._ctrl[self._arm] = robot.torques
+            gripper_action = robot.gripper.format_action(action[robot.controller.control_dim :])
+            self._ctrl[self._gripper_actuators] = self._middle + self._half * gripper_action
+        self._ctrl[self._arm_actuators] = robot.torques
 
 
 class _Robot15:
+    # Does in later substeps what `control` of a robot of robosuite 1.5 does, whose controller has several parts.
     def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
-        limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
-        own, enabled = self._composite.part_controllers, robot._enabled_parts
-        self._laws = {name: _find_law(own[name], _Part15, parts) for name in own if enabled.get(name, False)}
-        arms = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
-        follows = _is_known(self._composite, "update_state") and all(getattr(arm, "has_center", False) for arm in arms)
-        self._update_state: Callable[[], object] = (lambda: None) if follows else self._composite.update_state
-        self._actuators = {name: np.array(indexes[name], dtype=np.intp) for name in self._laws}
+        limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
+        controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
+        self._laws = {
+            name: _find_run(controllers[name], _Controller15, parts)
+            for name in controllers
+            if is_enabled.get(name, False)
+        }
+        arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
+        # The composite controller only passes the arms' origins on, which the faster controllers read themselves.
+        can_skip_update = _has_known_source(self._composite, "update_state") and all(
+            getattr(arm, "has_center", False) for arm in arm_controllers
+        )
+        self._update_state: Callable[[], object] = (lambda: None) if can_skip_update else self._composite.update_state
+        self._actuators = {name: np.array(indices[name], dtype=np.intp) for name in self._laws}
         self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
         self._shapes = [index.shape for index in self._actuators.values()]
-        self._all = np.concatenate(list(self._actuators.values()))
-        self._low, self._high = limits[self._all].T.copy()
+        self._all_actuators = np.concatenate(list(self._actuators.values()))
+        self._low, self._high = limits[self._all_actuators].T.copy()
 
     def control(self, action: Floats) -> None:
         self._update_state()
@@ -291,26 +309,26 @@ class _Robot15:
         for name, run in self._laws.items():
             applied[name] = run()
         if [values.shape for values in applied.values()] == self._shapes:
-            self._ctrl[self._all] = np.concatenate(list(applied.values())).clip(self._low, self._high)
+            self._ctrl[self._all_actuators] = np.concatenate(list(applied.values())).clip(self._low, self._high)
             return
         for name, values in applied.items():
             self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
-def _find_law(
-    controller: Any, kind: Callable[[Any], _Controller], parts: dict[Any, _Controller]
+def _find_run(
+    controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return `run` of a faster controller if there is one, else `controller.run_controller`. `parts` is a cache."""
-    is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
-    if is_speed and _is_known(controller, "update"):
-        return controller.run_controller if controller.interpolator else _Speed15(controller).run
-    is_known = _is_known(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
-    if is_known and controller not in parts:
-        parts[controller] = kind(controller)
-    return parts[controller].run if is_known else controller.run_controller
+    """Return `run` of a faster controller if there is one, else `controller.run_controller`."""
+    is_speed = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
+    if is_speed and _has_known_source(controller, "update"):
+        return controller.run_controller if controller.interpolator else _SpeedController15(controller).run
+    is_known = _has_known_source(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
+    if is_known and controller not in cache:
+        cache[controller] = make_faster(controller)
+    return cache[controller].run if is_known else controller.run_controller
 
 
-class _Speed15:
+class _SpeedController15:
     """A faster controller of a gripper or mobile base in robosuite 1.5. The controller's goal is already set."""
 
     def __init__(self, controller: Any) -> None:
@@ -339,21 +357,23 @@ class _Controller:
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
-        self._functions, self._controller = mujoco, controller
+        self._mujoco_functions, self._controller = mujoco, controller
         simulation = controller.sim
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         self._jacobian = np.empty((6, model.nv))
-        numbers = np.empty((model.nv, model.nv))
-        mujoco.mj_fullM(model, numbers, np.arange(1.0, model.nM + 1))
-        numbers = numbers[np.ix_(self._dofs, self._dofs)]
-        self._entries, self._apart = np.maximum(numbers - 1, 0).astype(np.intp), numbers == 0
-        self._are_apart = bool(self._apart.any())
+        # Unpacks the numbers 1, 2, ... as if they were MuJoCo's packed mass matrix, to see where each entry of the full
+        # matrix is stored; 0 = nowhere, because the two joints do not affect each other.
+        entry_numbers = np.empty((model.nv, model.nv))
+        mujoco.mj_fullM(model, entry_numbers, np.arange(1.0, model.nM + 1))
+        entry_numbers = entry_numbers[np.ix_(self._dofs, self._dofs)]
+        self._mass_entries, self._is_uncoupled = np.maximum(entry_numbers - 1, 0).astype(np.intp), entry_numbers == 0
+        self._has_uncoupled = bool(self._is_uncoupled.any())
         self._site = None if site is None else int(simulation.model.site_name2id(site))
         if self._site is not None:
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
         interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
-        is_operational = _is_known(controller, "run_controller", "OperationalSpaceController")
+        is_operational = _has_known_source(controller, "run_controller", "OperationalSpaceController")
         self._is_operational = is_operational and not any(interpolators)
         self._laws = sys.modules[type(controller).__module__]
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
@@ -372,50 +392,53 @@ class _Controller:
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
         torque = errors[1] * kp[3:6] + -velocities[1] * kd[3:6]
         jacobian = controller.J_full
-        both, linear, angular, nullspace = laws.opspace_matrices(mass, jacobian, controller.J_pos, controller.J_ori)
+        lambda_full, lambda_pos, lambda_ori, nullspace = laws.opspace_matrices(
+            mass, jacobian, controller.J_pos, controller.J_ori
+        )
         if controller.uncoupling:
-            wrench = np.concatenate([np.dot(linear, force), np.dot(angular, torque)])
+            wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
         else:
-            wrench = np.dot(both, np.concatenate([force, torque]))
+            wrench = np.dot(lambda_full, np.concatenate([force, torque]))
         torques: Floats = np.dot(jacobian.T, wrench) + self._data.qfrc_bias[self._dofs]
-        joints = controller.initial_joint, controller.joint_pos, controller.joint_vel
-        torques += laws.nullspace_torques(mass, nullspace, *joints)
+        joint_state = controller.initial_joint, controller.joint_pos, controller.joint_vel
+        torques += laws.nullspace_torques(mass, nullspace, *joint_state)
         controller.torques, controller.new_update = torques, True
         return torques
 
-    def _read_site(self) -> Floats:
+    def _read_jacobian(self) -> Floats:
         self._fill_jacobian(self._site)
         return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
 
     def _fill_jacobian(self, site: int | None) -> None:
-        self._functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
+        self._mujoco_functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
 
-    def _velocities(self) -> tuple[Floats, Floats]:
+    def _site_velocities(self) -> tuple[Floats, Floats]:
         qvel = self._data.qvel
         return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
 
     def _read_joints(self) -> None:
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
-        mass = data.qM.take(self._entries)
-        if self._are_apart:
-            mass[self._apart] = 0.0
+        mass = data.qM.take(self._mass_entries)
+        if self._has_uncoupled:
+            mass[self._is_uncoupled] = 0.0
         controller.mass_matrix = mass.T  # the same symmetric matrix, with robosuite's memory order
         controller.new_update = False
 
 
-class _Part14(_Controller):
+class _Controller14(_Controller):
+    # An arm's controller in robosuite 1.4.
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.eef_name)
 
     def _update(self) -> None:
         controller = self._controller
         controller.sim.forward()
-        full = self._read_site()
+        jac = self._read_jacobian()
         controller.ee_pos, controller.ee_ori_mat = self._pos.copy(), self._mat.copy()
-        controller.ee_pos_vel, controller.ee_ori_vel = self._velocities()
-        controller.J_pos, controller.J_ori = np.asfortranarray(full[:3]), np.asfortranarray(full[3:])
-        controller.J_full = full
+        controller.ee_pos_vel, controller.ee_ori_vel = self._site_velocities()
+        controller.J_pos, controller.J_ori = np.asfortranarray(jac[:3]), np.asfortranarray(jac[3:])
+        controller.J_full = jac
         self._read_joints()
 
     def _solve(self) -> Floats:
@@ -425,7 +448,8 @@ class _Part14(_Controller):
         return self._solve_operational(errors, (controller.ee_pos_vel, controller.ee_ori_vel))
 
 
-class _Part15(_Controller):
+class _Controller15(_Controller):
+    # An arm's controller, or another part's, in robosuite 1.5.
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
@@ -440,10 +464,10 @@ class _Part15(_Controller):
         if not controller.lite_physics:
             controller.sim.forward()
         if self._site is not None:
-            full = self._read_site()
+            jac = self._read_jacobian()
             controller.ref_pos[:], controller.ref_ori_mat[:, :] = self._pos, self._mat
-            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._velocities()
-            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = full[:3], full[3:], full
+            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._site_velocities()
+            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = jac[:3], jac[3:], jac
         self._read_joints()
 
     def _solve(self) -> Floats:
@@ -455,6 +479,6 @@ class _Part15(_Controller):
             orientation = np.dot(controller.origin_ori, orientation)
         rotation = self._laws.orientation_error(orientation, controller.ref_ori_mat)
         self._fill_jacobian(self._center)
-        center = self._velocities()
-        velocities = controller.ref_pos_vel - center[0], controller.ref_ori_vel - center[1]
+        center_velocities = self._site_velocities()
+        velocities = controller.ref_pos_vel - center_velocities[0], controller.ref_ori_vel - center_velocities[1]
         return self._solve_operational((position - controller.ref_pos, rotation), velocities)

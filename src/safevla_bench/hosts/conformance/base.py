@@ -92,33 +92,37 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
     """Return the dotted name of a field in which two records differ, such as `contacts.force_n`; None if all bits are
     equal. Arrays are compared by dtype, shape and bytes, so that equal NaNs match.
     """
-    leaves, others = dict(_leaves(first, name)), dict(_leaves(second, name))
-    names = dict.fromkeys((*leaves, *others))
+    first_leaves, second_leaves = dict(_list_leaves(first, name)), dict(_list_leaves(second, name))
+    names = dict.fromkeys((*first_leaves, *second_leaves))
     missing = object()
-    return next((key or "its type" for key in names if leaves.get(key, missing) != others.get(key, missing)), None)
+    return next(
+        (path or "its type" for path in names if first_leaves.get(path, missing) != second_leaves.get(path, missing)),
+        None,
+    )
 
 
-def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    # Yields (dotted name, comparable value) of everything inside nested structs, data classes, mappings and sequences.
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
-    parts: Mapping[Any, object]
+    children: Mapping[Any, object]
     if isinstance(value, msgspec.Struct):
-        parts = msgspec.structs.asdict(value)
+        children = msgspec.structs.asdict(value)
     elif is_dataclass(value):
-        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        children = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, Mapping | tuple | list):
-        parts = value if isinstance(value, Mapping) else dict(enumerate(value))
+        children = value if isinstance(value, Mapping) else dict(enumerate(value))
     else:
         yield name, value
         return
-    for key, part in parts.items():
-        yield from _leaves(part, f"{name}.{key}".strip("."))
+    for key, child in children.items():
+        yield from _list_leaves(child, f"{name}.{key}".strip("."))
 
 
 T = TypeVar("T")
 
-_RULES_OF_HOOKS: Mapping[str, Sequence[str]] = {
+_HOOK_RULES: Mapping[str, Sequence[str]] = {
     "hold": (
         "test_what_both_fingers_hold_is_named",
         "test_a_motion_that_touches_repeats",
@@ -131,7 +135,7 @@ _RULES_OF_HOOKS: Mapping[str, Sequence[str]] = {
     "set_down": ("test_what_rests_is_carried_by_its_weight",),
     "turn_object": ("test_a_body_that_was_turned_reads_so",),
 }
-_RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
+_IMAGE_RULES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
 
 
 class HostRules:
@@ -205,9 +209,9 @@ class HostRules:
         """
         if not hasattr(cls, "trials"):
             return  # this class only groups rules
-        unused = [rule for hook, rules in _RULES_OF_HOOKS.items() if getattr(cls, hook) is None for rule in rules]
+        unused = [rule for hook, rules in _HOOK_RULES.items() if getattr(cls, hook) is None for rule in rules]
         if not any(wants.cameras for wants in cls.other_wants):
-            unused += _RULES_OF_IMAGES
+            unused += _IMAGE_RULES
         for rule in set(unused) - set(vars(cls)):
             setattr(cls, rule, None)
 
@@ -245,20 +249,21 @@ class HostRules:
 
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
-    own = rules()
-    host, calls = own.host(), list[tuple[Any, Observation]]()
+    host_rules = rules()
+    host, calls = host_rules.host(), list[tuple[Any, Observation]]()
 
-    def keep_call(call: Callable[[Any], Any], given: Any) -> Any:
-        if isinstance(given, EpisodeSeed):
+    def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
+        # Keeps the calls since the last reset: (seed or action, observation).
+        if isinstance(argument, EpisodeSeed):
             calls.clear()
-        given, result = copy(given), call(given)
-        calls.append((given, result if isinstance(result, Observation) else result[0]))
+        argument, result = copy(argument), call(argument)
+        calls.append((argument, result if isinstance(result, Observation) else result[0]))
         return result
 
-    with closing(host.make(own.trials[0].find_task(host), Wants(privileged=True))) as env:
+    with closing(host.make(host_rules.trials[0].find_task(host), Wants(privileged=True))) as env:
         for method in ("step", "reset"):
-            wrap_method(env, method, keep_call)
-        result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
+            wrap_method(env, method, log_call)
+        result = call_hook(lambda: getattr(host_rules, hook)(env, host_rules.seed), hook)
         actions, observations = zip(*calls, strict=True)
         return HookRun(result, env.recorded(), np.array(actions[1:]), observations, env.coordinates())
 
@@ -266,7 +271,7 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
     """Return the recorded positions of each tracked body by name, [n, 3] in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
-    return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
+    return {batch.body_label(int(body)): positions[:, column] for column, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:

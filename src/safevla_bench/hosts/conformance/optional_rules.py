@@ -39,15 +39,15 @@ class TaskRules(HostRules):
         """Fail unless host, suites and tasks have names, tasks have instructions and unique ids, their indices count
         from 0, and another instance of the host lists the same tasks.
         """
-        host, other = self.host(), self.host()
+        host, second_host = self.host(), self.host()
         suites = host.suites()
         require(bool(host.name) and bool(suites), "The host has no name or no suites.")
         require(len(set(suites)) == len(suites), f"A suite is listed twice: {suites}.")
         for suite in suites:
             tasks = host.tasks(suite)
             require(bool(tasks), f"{suite} has no tasks.")
-            same = tasks == host.tasks(suite) == other.tasks(suite)
-            require(same, f"The tasks of {suite} differ each time they are listed.")
+            is_repeatable = tasks == host.tasks(suite) == second_host.tasks(suite)
+            require(is_repeatable, f"The tasks of {suite} differ each time they are listed.")
             require([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices must be 0, 1, 2, ...")
             require(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have the same task_id.")
             for task in tasks:
@@ -81,12 +81,12 @@ class TaskRules(HostRules):
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
-        own, named, other = (
+        by_default, by_still, by_highest = (
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
         )
-        require_same(own, named, f"{run}: the episode with `wait_action` = `Task.still` instead of None")
-        require(bool(first_difference(own, other)), f"{run}: settling does not depend on `wait_action`.")
+        require_same(by_default, by_still, f"{run}: the episode with `wait_action` = `Task.still` instead of None")
+        require(bool(first_difference(by_default, by_highest)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` = 100 and `wait_steps` = 0.
@@ -109,12 +109,12 @@ class TaskRules(HostRules):
 _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
-_SIZES = {"position": (1, 3), "rotation": (1, 4)}
+_COORDINATE_SIZES = {"position": (1, 3), "rotation": (1, 4)}
 _NEAR_M = 0.01  # a body's largest motion in a substep, because poses may be one substep older than the state
-_SHOWN_M = 1e-4
-_LATE = 0.6
-_PICTURE = (48, 64)
-_LOOKS = 3
+_SHOWN_TOLERANCE_M = 1e-4  # between a body's position in a picture and in the record
+_MAX_LAG_STEPS = 0.6  # largest mean lag of a path, in control steps
+_PICTURE_SIZE = (48, 64)
+_RENDER_EVERY = 3  # steps between two rendered images
 
 
 class OptionalRules(HostRules):
@@ -131,16 +131,19 @@ class OptionalRules(HostRules):
             require(is_there == is_declared, f"The host must have {method}() if and only if it declares {name}.")
         wanted = {camera for wants in self.other_wants for camera in wants.cameras}
         require(wanted <= {*supports.cameras}, f"`supports` lacks cameras: {sorted(wanted - {*supports.cameras})}.")
-        absent = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
-        absent += [] if supports.absolute else [Wants(absolute=True)]
-        for wants in absent:
+        unsupported_wants = [Wants(cameras=("no-such-camera",)), Wants(extra=("no-such-reading",))]
+        unsupported_wants += [] if supports.absolute else [Wants(absolute=True)]
+        for wants in unsupported_wants:
             require_error(partial(host.make, task, wants), HostError, f"{run}: make() called with {wants}")
         with closing(host.make(task, Wants(privileged=True))) as env:
             is_there = env.reset(self.seed).privileged is not None
         require(is_there == supports.privileged, f"{run}: `privileged` is wrongly declared as {supports.privileged}.")
-        placed, whole = replace(self.seed, placed=(("no-such-body.x", 0.1),)), PhysicsChange(softness=2.0, friction=2.0)
-        starts = [placed]  # every host must refuse this start, because the body does not exist
-        starts += [] if whole.changed <= supports.changeable else [replace(self.seed, change=whole)]
+        unknown_body_start, all_changes = (
+            replace(self.seed, placed=(("no-such-body.x", 0.1),)),
+            PhysicsChange(softness=2.0, friction=2.0),
+        )
+        starts = [unknown_body_start]  # every host must refuse this start, because the body does not exist
+        starts += [] if all_changes.changed <= supports.changeable else [replace(self.seed, change=all_changes)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts.append(replace(self.seed, recorded=recorded))  # no simulator has a state of one number
@@ -151,22 +154,22 @@ class OptionalRules(HostRules):
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
         differs from the episode's record of that step in any field except success and dropped pairs.
         """
-        env, newest = run.env, list[Batch]()
+        env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
 
-        def ask(_: Action) -> None:
+        def read_records(_: Action) -> None:
             env.recorded()
-            newest.append(env.latest())
+            latest_records.append(env.latest())
 
-        batch = run_actions(env, self.seed, run.actions, before=ask)
-        newest.append(env.latest())
+        batch = run_actions(env, self.seed, run.actions, before=read_records)
+        latest_records.append(env.latest())
         require_same(run.batch, batch, f"{run}: if recorded() and latest() are called before each step, the episode")
-        for step, alone in enumerate(newest[: int(batch.lengths[0])]):
-            differs = first_difference(_comparable_record(batch, step), _comparable_record(alone, 0))
-            if not differs and type(env).latest is not HostEnv.latest:  # the default `latest` omits the state
-                states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
-                differs = first_difference(*states, "sim_state")
-            require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
+        for step, latest in enumerate(latest_records[: int(batch.lengths[0])]):
+            difference = first_difference(_comparable_record(batch, step), _comparable_record(latest, 0))
+            if not difference and type(env).latest is not HostEnv.latest:  # the default `latest` omits the state
+                states = batch.sim_state.episode_rows(0)[step : step + 1], latest.sim_state.episode_rows(0)
+                difference = first_difference(*states, "sim_state")
+            require(not difference, f"{run}: latest() after {step} steps is not record {step}: {difference} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if the episode differs after `run_fast(False)`. Passes if the environment has no method `run_fast`."""
@@ -186,21 +189,26 @@ class OptionalRules(HostRules):
         if wants is None or type(run.env).render_next is HostEnv.render_next:
             return
         skip_unless_repeatable(run)
-        with closing(self.host().make(run.task, wants)) as shown, closing(self.host().make(run.task, wants)) as other:
-            full, partial = shown.reset(self.seed), other.reset(self.seed)
+        with (
+            closing(self.host().make(run.task, wants)) as full_env,
+            closing(self.host().make(run.task, wants)) as sparse_env,
+        ):
+            full, sparse = full_env.reset(self.seed), sparse_env.reset(self.seed)
             for step in range(len(run.actions) + 1):
                 for camera, image in full.images.items():
-                    seen, expected = _read_image(partial, camera), image if step % _LOOKS == 0 else None
+                    sparse_image, expected = _read_image(sparse, camera), image if step % _RENDER_EVERY == 0 else None
                     failure = f"{run}: {camera} has another image at step {step} if only some steps are rendered."
-                    require(first_difference(expected, seen) is None, failure)
+                    require(first_difference(expected, sparse_image) is None, failure)
                 if step < len(run.actions):
-                    other.render_next((step + 1) % _LOOKS == 0)
-                    (full, _), (partial, _) = shown.step(run.actions[step]), other.step(run.actions[step])
-            require_same(shown.recorded(), other.recorded(), f"{run}: if only some steps are rendered, the episode")
-            other.render_next(False)
-            begun = other.reset(self.seed)
-        unseen = [camera for camera in full.images if _read_image(begun, camera) is None]
-        require(not unseen, f"{run}: render_next(False) hid {unseen} from a reset; it may only hide a step's images.")
+                    sparse_env.render_next((step + 1) % _RENDER_EVERY == 0)
+                    (full, _), (sparse, _) = full_env.step(run.actions[step]), sparse_env.step(run.actions[step])
+            require_same(
+                full_env.recorded(), sparse_env.recorded(), f"{run}: if only some steps are rendered, the episode"
+            )
+            sparse_env.render_next(False)
+            after_reset = sparse_env.reset(self.seed)
+        hidden = [camera for camera in full.images if _read_image(after_reset, camera) is None]
+        require(not hidden, f"{run}: render_next(False) hid {hidden} from a reset; it may only hide a step's images.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
         """Fail unless coordinates lie within the state, do not overlap, have a size that fits their kind, and place
@@ -212,16 +220,16 @@ class OptionalRules(HostRules):
             return
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
-        numbers = [each.first + place for each in coordinates for place in range(each.size)]
-        require(len(set(numbers)) == len(numbers), f"{run}: two coordinates name the same entry of the state.")
-        require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate exceeds the state's {width} numbers.")
+        entries = [part.first + offset for part in coordinates for offset in range(part.size)]
+        require(len(set(entries)) == len(entries), f"{run}: two coordinates name the same entry of the state.")
+        require(min(entries) >= 0 and max(entries) < width, f"{run}: a coordinate exceeds the state's {width} numbers.")
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
-            require(size in _SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
-        paths, by_state = tracked_paths(batch), _state_paths(batch, coordinates)
-        for name in by_state.keys() & paths.keys():
-            off = float(np.linalg.norm(by_state[name] - paths[name], axis=1).max(initial=0))
-            require(off < _NEAR_M, f"{run}: the state places {name} {off:g} m from its recorded position.")
+            require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
+        paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
+        for name in state_paths.keys() & paths.keys():
+            error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
+            require(error_m < _NEAR_M, f"{run}: the state places {name} {error_m:g} m from its recorded position.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the moved body's recorded path lags its true path by more than 0.6 control steps on average. The true
@@ -231,16 +239,20 @@ class OptionalRules(HostRules):
         body, batch = run.result, run.batch
         paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
-        places = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
-        expected = np.array(places) if places else _state_paths(batch, run.coordinates).get(body)
+        privileged_path = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
+        expected = np.array(privileged_path) if privileged_path else _state_paths(batch, run.coordinates).get(body)
         if expected is None or len(expected) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
-        moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
-        off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
-        require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m, which is too little to check.")
+        moved_m = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
+        error_sum_m = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
+        require(
+            moved_m > _NEAR_M, f"{trial}: move_object() moved {body} by {moved_m:g} m, which is too little to check."
+        )
         # A lag of one substep is correct: MuJoCo computes poses at a substep's start.
-        late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps late; read them after the last"
-        require(off <= _LATE * moved, f"{late} physics step.")
+        problem = (
+            f"{trial}: the poses of {body} are {error_sum_m / moved_m:.1f} control steps late; read them after the last"
+        )
+        require(error_sum_m <= _MAX_LAG_STEPS * moved_m, f"{problem} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
         """Fail unless pictures of the first and last record have the requested size, look the same each time, and show
@@ -249,27 +261,31 @@ class OptionalRules(HostRules):
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
             return
-        paths, size = tracked_paths(batch), (*_PICTURE, 3)
+        paths, size = tracked_paths(batch), (*_PICTURE_SIZE, 3)
         looked_at = tuple(paths)[:1]
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
-                camera = stage.aim(step, looked_at, _PICTURE)
-                picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
-                shape, kind = picture.image.shape, picture.image.dtype.name
-                fits = (kind, shape) == ("uint8", size)
-                require(fits, f"{run}: a picture is {kind} {shape}; expected uint8 {size}.")
-                fits = picture.seen.shape == _PICTURE and set(np.unique(picture.seen)) <= {0, 1}
+                camera = stage.aim(step, looked_at, _PICTURE_SIZE)
+                picture, again = (stage.render(step, camera, _PICTURE_SIZE, looked_at) for _ in range(2))
+                shape, dtype = picture.image.shape, picture.image.dtype.name
+                fits = (dtype, shape) == ("uint8", size)
+                require(fits, f"{run}: a picture is {dtype} {shape}; expected uint8 {size}.")
+                fits = picture.seen.shape == _PICTURE_SIZE and set(np.unique(picture.seen)) <= {0, 1}
                 require(fits, f"{run}: a picture's `seen` is {picture.seen.shape}; expected 0 or 1 per pixel.")
-                same = first_difference(picture.image, again.image) is None
-                require(same, f"{run}: rendering a record twice gives different pictures.")
+                is_repeatable = first_difference(picture.image, again.image) is None
+                require(is_repeatable, f"{run}: rendering a record twice gives different pictures.")
                 for name, path in paths.items():
-                    at = picture.body_pos_m.get(name)
-                    require(at is not None, f"{run}: the picture of record {step} has no position of {name}.")
-                    off = float(np.linalg.norm(at - path[step]))
-                    require(off < _SHOWN_M, f"{run}: the picture of record {step} has {name} {off:g} m off its place.")
+                    shown_pos_m = picture.body_pos_m.get(name)
+                    require(shown_pos_m is not None, f"{run}: the picture of record {step} has no position of {name}.")
+                    error_m = float(np.linalg.norm(shown_pos_m - path[step]))
+                    require(
+                        error_m < _SHOWN_TOLERANCE_M,
+                        f"{run}: the picture of record {step} has {name} {error_m:g} m off its place.",
+                    )
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
+    # Returns None for an image that was not rendered.
     try:
         return observation.images[camera]
     except PolicyError:
@@ -277,11 +293,13 @@ def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | No
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
+    # Returns one record of the episode, without the header fields that may differ before the episode's end.
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
+    # Returns the positions [n, 3] in m that the states hold, by the coordinates' names.
     states: Floats = batch.sim_state.episode_rows(0)
-    places = {each.name: each.first for each in coordinates if (each.kind, each.size) == ("position", 3)}
-    return {name: states[:, first : first + 3] for name, first in places.items()}
+    first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
+    return {name: states[:, first : first + 3] for name, first in first_entries.items()}

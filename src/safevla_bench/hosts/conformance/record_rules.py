@@ -34,9 +34,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import SIMULATION, add_header_field
 from safevla_recorder.geometry import rotate
 
-_TOO_FAST_M_PER_S = 50.0
-_RIGID_M = 0.001
-_TOO_STRONG = 50.0  # multiple of a torque limit that only a torque in a wrong unit exceeds, such as N·mm
+_MAX_SPEED_M_PER_S = 50.0
+_MAX_HAND_SHIFT_M = 0.001
+_MAX_TORQUE_RATIO = 50.0  # multiple of a torque limit that only a torque in a wrong unit exceeds, such as N·mm
 
 
 class RecordRules(HostRules):
@@ -68,8 +68,8 @@ class RecordRules(HostRules):
         expected = run.trial.targets
         expected = frozenset([primary] if primary else []) if expected is None else expected
         recorded = {name for name, role in roles.items() if role == "target"}
-        names = f"{sorted(recorded)}; expected only {sorted(expected)}"
-        require(recorded == expected, f"{run}: the bodies with the role target are {names}.")
+        comparison = f"{sorted(recorded)}; expected only {sorted(expected)}"
+        require(recorded == expected, f"{run}: the bodies with the role target are {comparison}.")
         require("robot" in roles.values(), f"{run}: no body has the role robot.")
         for body, role in run.trial.roles.items():
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
@@ -89,20 +89,26 @@ class RecordRules(HostRules):
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
         require(dt == run.env.dt_s, f"{run}: the record's dt {dt} is not the environment's {run.env.dt_s}.")
         if self.state_begins_with_time and run.batch.sim_state.present.all():
-            passed = np.diff(run.batch.sim_state.episode_rows(0)[:, 0])
-            off = np.flatnonzero(~np.isclose(passed, dt, rtol=1e-6))
-            require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, but dt is {dt}.")
+            intervals_s = np.diff(run.batch.sim_state.episode_rows(0)[:, 0])
+            wrong = np.flatnonzero(~np.isclose(intervals_s, dt, rtol=1e-6))
+            require(not len(wrong), f"{run}: {intervals_s[wrong[:1]]} s pass between two records, but dt is {dt}.")
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
-            far = float(np.abs(path).max(initial=0))
-            require(far <= self.workspace_m, f"{run}: {name} is {far:g} m from the origin; positions are in meters.")
+            extent_m = float(np.abs(path).max(initial=0))
+            require(
+                extent_m <= self.workspace_m,
+                f"{run}: {name} is {extent_m:g} m from the origin; positions are in meters.",
+            )
         if not batch.eef_pos_m.present.all():
             return
-        speed = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
-        require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in meters.")
+        speed_m_s = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
+        require(
+            speed_m_s < _MAX_SPEED_M_PER_S,
+            f"{run}: the end effector moves at {speed_m_s:g} m/s; positions are in meters.",
+        )
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
         """Fail if a body has neither a tracked pose nor a part's pose, no part belongs to the hand, or the end effector
@@ -116,14 +122,15 @@ class RecordRules(HostRules):
         unplaced = {*range(len(run.batch.body_name))} - recorded_bodies(fields, "body_pos_m", 0)
         names = ", ".join(map(run.batch.body_label, sorted(unplaced)))
         require(not unplaced, f"{run}: the geometry has no pose of {names}.")
-        eef = run.batch.eef_pos_m.episode_rows(0)
-        if not len(eef):
+        eef_pos_m = run.batch.eef_pos_m.episode_rows(0)
+        if not len(eef_pos_m):
             return
         require(len(scene.geometry.hand) > 0, f"{run}: the geometry names no part of the hand.")
         palm = scene.place(scene.geometry.hand[0])
-        seen = rotate(palm.quaternion * [1.0, -1.0, -1.0, -1.0], eef - palm.position)
-        moved = float(np.linalg.norm(seen - seen[0], axis=1).max())
-        require(moved < _RIGID_M, f"{run}: the end effector moves by {moved:.4f} m in the hand's frame.")
+        # In the frame of the hand's first part: the conjugate quaternion turns back.
+        eef_in_hand_m = rotate(palm.quaternion * [1.0, -1.0, -1.0, -1.0], eef_pos_m - palm.position)
+        shift_m = float(np.linalg.norm(eef_in_hand_m - eef_in_hand_m[0], axis=1).max())
+        require(shift_m < _MAX_HAND_SHIFT_M, f"{run}: the end effector moves by {shift_m:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
         """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit.
@@ -136,7 +143,9 @@ class RecordRules(HostRules):
         require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
         require(bool(torques.any()), f"{run}: all torques are zero; leave them out (arm_dofs=()) if unknown.")
         ratio = float((torques / limits).max(initial=0))
-        require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton meters.")
+        require(
+            ratio < _MAX_TORQUE_RATIO, f"{run}: a torque is {ratio:g} times its limit; torques are in newton meters."
+        )
 
 
 class ContactRules(HostRules):
@@ -155,7 +164,7 @@ class ContactRules(HostRules):
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
-        touching = {tuple(sorted(pair)) for k in records for pair in contact_pairs(run.batch, k)}
+        touching = {tuple(sorted(pair)) for record in records for pair in contact_pairs(run.batch, record)}
         contradictory = sorted(mechanical & touching)
         failure = f"{run}: robot links listed in dropped_pairs are recorded as touching: {contradictory}."
         require(not contradictory, failure)
@@ -174,7 +183,7 @@ class ContactRules(HostRules):
         require(not batch.gripping.any(), "The gripper is closed on nothing, but gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, but gripped_body names a body.")
         roles = batch.body_roles(0)
-        pairs = (pair for k in range(int(batch.lengths[0])) for pair in contact_pairs(batch, k))
+        pairs = (pair for record in range(int(batch.lengths[0])) for pair in contact_pairs(batch, record))
         for a, b in pairs:
             require({roles[a], roles[b]} != {"robot"}, f"Leave out the contact of the fingers {a} and {b}.")
 
@@ -227,13 +236,14 @@ class RepeatRules(HostRules):
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
-        bare = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
+        # Requires the states of `bare` for these actions to equal the record's, bit for bit.
+        bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
         expected = len(actions) + 1, states.shape[1]
-        shapes = f"{bare.shape}; expected {expected}, one state after settling and one after each action"
-        require(bare.shape == expected, f"{run}: bare() returns states of shape {shapes}.")
-        differing = [k for k, state in enumerate(states) if bare[k].tobytes() != state.tobytes()]
+        shapes = f"{bare_states.shape}; expected {expected}, one state after settling and one after each action"
+        require(bare_states.shape == expected, f"{run}: bare() returns states of shape {shapes}.")
+        differing = [record for record, state in enumerate(states) if bare_states[record].tobytes() != state.tobytes()]
         first = f"record {differing[0]}" if differing else ""
         require(not differing, f"{run}: recording changes the simulator's state, first at {first}.")
 
@@ -270,10 +280,14 @@ class RepeatRules(HostRules):
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
                 return  # another rule reports the shape
-            turned = {"upside down": image[::-1], "mirrored": image[:, ::-1], "turned by 180°": image[::-1, ::-1]}
-            off = {name: _mean_difference(picture, expected) for name, picture in turned.items()}
-            nearest = min(off, key=off.__getitem__)
-            require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
+            flipped = {
+                "upside down": image[::-1],
+                "mirrored": image[:, ::-1],
+                "turned by 180°": image[::-1, ::-1],
+            }
+            difference_of = {name: _mean_difference(picture, expected) for name, picture in flipped.items()}
+            nearest = min(difference_of, key=difference_of.__getitem__)
+            require(_mean_difference(image, expected) <= difference_of[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
         """Fail unless short, 2-D, NaN and infinite actions raise `InvalidActionError` and change nothing."""
@@ -308,12 +322,16 @@ class RepeatRules(HostRules):
 
         index, drawn = self.seed.init_state_index, replace(self.seed, drawn=True)
         try:
-            state = start_state(drawn)
+            drawn_state = start_state(drawn)
         except HostError:
             return
-        require(state == start_state(drawn), f"{run}: the same seed draws different starts.")
-        initial, other = (start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count))
-        require(state != initial or initial == other, f"{run}: a drawn start equals initial state {index}.")
+        require(drawn_state == start_state(drawn), f"{run}: the same seed draws different starts.")
+        initial, next_initial = (
+            start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count)
+        )
+        require(
+            drawn_state != initial or initial == next_initial, f"{run}: a drawn start equals initial state {index}."
+        )
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
@@ -330,11 +348,11 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 
 GRAVITY_M_S2 = 9.81
-_OFF, _LARGEST_IMPULSE = 0.05, 2.0
+_FORCE_TOLERANCE, _MAX_IMPULSE_RATIO = 0.05, 2.0
 """Allowed relative error of the net force on a body at rest, and largest impulse as a multiple of weight times `dt`. An
 impulse may exceed weight times `dt` because it sums the norms of forces that partly oppose each other.
 """
-_OFF_DEG = 2.0
+_ANGLE_TOLERANCE_DEG = 2.0
 
 
 class PhysicsRules(HostRules):
@@ -347,15 +365,18 @@ class PhysicsRules(HostRules):
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
-        net_n, impulse_ns, net_impulse_ns = _sums_on(batch, body)
+        net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
-            off = abs(net_n / weight_n - 1)
-            require(off <= _OFF, f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N.")
-        for value_ns, most in ((impulse_ns, _LARGEST_IMPULSE), (net_impulse_ns, 1 + _OFF)):
-            share = value_ns / (weight_n * dt)
-            fits = np.isnan(share) or 1 - _OFF <= share <= most
-            require(fits, f"The impulse on {body} at rest is {share:g} times its weight times the control step.")
+            relative_error = abs(net_n / weight_n - 1)
+            require(
+                relative_error <= _FORCE_TOLERANCE,
+                f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N.",
+            )
+        for value_ns, max_ratio in ((impulse_ns, _MAX_IMPULSE_RATIO), (net_impulse_ns, 1 + _FORCE_TOLERANCE)):
+            ratio = value_ns / (weight_n * dt)
+            fits = np.isnan(ratio) or 1 - _FORCE_TOLERANCE <= ratio <= max_ratio
+            require(fits, f"The impulse on {body} at rest is {ratio:g} times its weight times the control step.")
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
         """Fail unless, after the hook `turn_object`, the body's recorded orientation has turned about the vertical by
@@ -363,15 +384,19 @@ class PhysicsRules(HostRules):
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
-        posed, quaternions = batch.body_quat_wxyz.episode_poses(0)
-        names = [batch.body_label(int(k)) for k in posed]
+        posed_ids, quaternions = batch.body_quat_wxyz.episode_poses(0)
+        names = [batch.body_label(int(body_id)) for body_id in posed_ids]
         require(body in names, f"{body} was turned, but its orientation is not recorded.")
-        path = quaternions[:, names.index(body)]
-        ends = Rotation.from_quat(np.roll(path[[0, -1]], -1, axis=1))
+        body_quats = quaternions[:, names.index(body)]
+        first_and_last = Rotation.from_quat(np.roll(body_quats[[0, -1]], -1, axis=1))
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
-        off = np.degrees((ends[1] * ends[0].inv() * expected.inv()).magnitude())
-        wrong = f"its recorded orientation is {off:.1f}° off. Quaternions must be w, x, y, z in the world frame."
-        require(off <= _OFF_DEG, f"{body} was turned by {angle_deg:g}° about the vertical, and {wrong}")
+        error_deg = np.degrees((first_and_last[1] * first_and_last[0].inv() * expected.inv()).magnitude())
+        problem = (
+            f"its recorded orientation is {error_deg:.1f}° off. Quaternions must be w, x, y, z in the world frame."
+        )
+        require(
+            error_deg <= _ANGLE_TOLERANCE_DEG, f"{body} was turned by {angle_deg:g}° about the vertical, and {problem}"
+        )
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs in any bit in a new environment."""
@@ -396,13 +421,14 @@ class PhysicsRules(HostRules):
 
 
 def _drop_simulation(batch: Batch) -> Batch:
-    return replace(batch, extra=tuple(add_header_field(own, SIMULATION, None) for own in batch.extra))
+    # Removes the header's description of the simulation, such as the renderer.
+    return replace(batch, extra=tuple(add_header_field(extra, SIMULATION, None) for extra in batch.extra))
 
 
-def _sums_on(batch: Batch, body: str) -> list[float]:
+def _sum_contacts(batch: Batch, body: str) -> list[float]:
     """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN if unknown."""
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
-    own = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]
-    numbers = (contacts.net_force_n, contacts.impulse_ns, contacts.net_impulse_ns)
-    return [float(values[last][own].sum()) for values in numbers]
+    is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]
+    columns = (contacts.net_force_n, contacts.impulse_ns, contacts.net_impulse_ns)
+    return [float(values[last][is_on_body].sum()) for values in columns]

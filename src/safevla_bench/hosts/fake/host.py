@@ -40,9 +40,10 @@ STILL: policy.Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 STATE_READING = "state"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
-_PLACES = {name: place for place, name in enumerate(_ROLES)}
+_BODY_IDS = {name: body_id for body_id, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
-_STATE = 6 + 3 * len(_MOVABLE)
+# A state: time, whether the gripper is closed, the held body's id, then positions of gripper and movable bodies.
+_STATE_SIZE = 6 + 3 * len(_MOVABLE)
 _TASKS = (
     ("place_block", "put the block on the tray"),
     ("place_block_past_cup", "put the block on the tray behind the cup"),
@@ -73,7 +74,7 @@ class FakeHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the tasks: place the block, place it with the cup in the way, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
-        rows = ((f"task_{k}", k, *text) for k, text in enumerate(_TASKS))
+        rows = ((f"task_{index}", index, *name_and_instruction) for index, name_and_instruction in enumerate(_TASKS))
         return tuple(Task(SUITE, *row, tuple(STILL), INIT_STATES, episodes=1) for row in rows)
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
@@ -84,14 +85,14 @@ class FakeHost(Host):
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return x and y of block, cup and tray, each ±1 cm around its usual place; `own` has the initial states."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
-        center = _flat_places(_first_objects(task.index))
-        starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
-        own = (_initial_world(task.index, own_start).objects for own_start in starts)
+        center = _flatten_xy(_usual_positions(task.index))
+        starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
+        start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
             tuple(names),
             tuple((center - JITTER_M).tolist()),
             tuple((center + JITTER_M).tolist()),
-            own=tuple(tuple(_flat_places(objects).tolist()) for objects in own),
+            own=tuple(tuple(_flatten_xy(objects).tolist()) for objects in start_objects),
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
@@ -119,12 +120,12 @@ class _World:
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
-        held_body = next((name for name, place in _PLACES.items() if place == flat[2]), None)
+        held_body = next((name for name, body_id in _BODY_IDS.items() if body_id == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        places = [self.objects[name] for name in _MOVABLE]
-        return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *places])
+        positions = [self.objects[name] for name in _MOVABLE]
+        return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _build_recording(
     count = len(records)
     upright = np.array([1.0, 0.0, 0.0, 0.0])
     gripped = np.array([_body_index(record.held_body) for record in records])
-    objects = [_PLACES[name] for name in _MOVABLE]
+    object_ids = [_BODY_IDS[name] for name in _MOVABLE]
     torques = np.stack([record.torque for record in records])
     return EpisodeArrays(
         header=header,
@@ -164,10 +165,10 @@ def _build_recording(
         records=count,
         eef_pos_m=states[:, 3:6],
         eef_quat_wxyz=np.tile(upright, (count, 1)),
-        pos_bodies=objects,
-        body_pos_m=states[:, 6:].reshape(count, len(objects), 3),
-        quat_bodies=objects,
-        body_quat_wxyz=np.tile(upright, (count, len(objects), 1)),
+        pos_bodies=object_ids,
+        body_pos_m=states[:, 6:].reshape(count, len(object_ids), 3),
+        quat_bodies=object_ids,
+        body_quat_wxyz=np.tile(upright, (count, len(object_ids), 1)),
         contacts=_contact_list([record.contacts for record in records]),
         joint_torque_nm=torques,
         gripper_contact=gripped >= 0,
@@ -194,10 +195,10 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
-        played = seed.recorded.state if seed.recorded else None
-        restored = None if played is None else _World.from_state(flat_state(played, _STATE))
-        self._world = restored or _initial_world(self.task.index, seed)
-        self._recorder = _FakeLog(self._settle_record(seed))
+        recorded_state = seed.recorded.state if seed.recorded else None
+        restored_world = None if recorded_state is None else _World.from_state(flat_state(recorded_state, _STATE_SIZE))
+        self._world = restored_world or _initial_world(self.task.index, seed)
+        self._recorder = _FakeLog(self._settle_and_record(seed))
         self._success = self._is_success()
         self._renders_next = True
         return self._observe()
@@ -227,7 +228,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
     def close(self) -> None:
         """Do nothing: no resources to free."""
 
-    def _settle_record(self, seed: EpisodeSeed) -> _Record:
+    def _settle_and_record(self, seed: EpisodeSeed) -> _Record:
+        # Takes the settling steps, changes the physics, and returns record 0.
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -236,8 +238,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
-        gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
-        return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
+        offset = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
+        return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
     def _target_object(self) -> str:
         return "block"
@@ -264,6 +266,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
+        # A white square at the block on black, seen from above.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -272,8 +275,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _privileged_state(self) -> policy.Privileged:
         objects = self._world.objects
-        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
-        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
+        finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
+        finger_quats = np.tile(DOWNWARD_WXYZ, (len(finger_offsets), 1))
         return policy.Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
             body_quat_wxyz={name: read_only(np.array([1.0, 0.0, 0.0, 0.0])) for name in _MOVABLE},
@@ -282,14 +285,17 @@ class FakeEnv(RecordedEnv[_FakeLog]):
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),
-            hand=policy.Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats),
+            hand=policy.Boxes(
+                self._world.gripper + finger_offsets, np.full(finger_offsets.shape, _FINGER_HALF_M), finger_quats
+            ),
         )
 
 
-def _initial_world(task: int, seed: EpisodeSeed) -> _World:
-    source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
-    jitter = np.random.default_rng(source).uniform(-JITTER_M, JITTER_M, size=2)
-    objects = _first_objects(task, jitter)
+def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
+    # Places the objects where the index and `env_seed` draw them, then moves those that `seed.placed` names.
+    entropy = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
+    jitter = np.random.default_rng(entropy).uniform(-JITTER_M, JITTER_M, size=2)
+    objects = _usual_positions(task_index, jitter)
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
@@ -298,19 +304,22 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
 
-def _first_objects(task: int, jitter: Floats | tuple[float, float] = (0.0, 0.0)) -> dict[str, Floats]:
+def _usual_positions(task_index: int, jitter: Floats | tuple[float, float] = (0.0, 0.0)) -> dict[str, Floats]:
+    # Positions [3] in m of block, cup and tray on the table; `jitter` [2] moves the block.
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
-    cup = (block + tray) / 2 if task == 1 else np.array([0.05, 0.25, 0.0])
-    lift = np.array([0.0, 0.0, HALF_M])
-    return {"block": block + lift, "cup": cup * [1, 1, 0] + lift, "tray": tray + lift}
+    cup = (block + tray) / 2 if task_index == 1 else np.array([0.05, 0.25, 0.0])
+    upwards = np.array([0.0, 0.0, HALF_M])
+    return {"block": block + upwards, "cup": cup * [1, 1, 0] + upwards, "tray": tray + upwards}
 
 
-def _flat_places(objects: Mapping[str, Floats]) -> Floats:
+def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
+    # The coordinates of a `SearchSpace`: x and y of each movable body, [6].
     return np.concatenate([objects[name][:2] for name in _MOVABLE])
 
 
 def _change_world(world: _World, seed: EpisodeSeed) -> None:
+    # Applies the physics changes of `seed`; in a contact pair, `robot` means the gripper.
     change = seed.change or _UNCHANGED
     if change.apart:
         first, second = ("gripper" if name == "robot" else name for name in change.apart)
@@ -321,18 +330,21 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
         problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot, which must stay"
         raise HostError(problem, remedy=f"Bodies: {', '.join(_ROLES)}. Or disable a contact pair by contact:A,B.")
     if change.shift_m:
-        angle = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
-        for name, turned in zip(_MOVABLE, angle, strict=True):
-            world.objects[name] = world.objects[name] + change.shift_m * np.array([np.cos(turned), np.sin(turned), 0.0])
+        angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
+        for name, angle_rad in zip(_MOVABLE, angles_rad, strict=True):
+            world.objects[name] = world.objects[name] + change.shift_m * np.array(
+                [np.cos(angle_rad), np.sin(angle_rad), 0.0]
+            )
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
-    moved = np.clip(action[:3], -1, 1) * 0.05
-    reached = world.gripper + moved
+    # Makes one control step: the gripper moves, then grips, carries and pushes bodies; bodies that are not held fall.
+    motion_m = np.clip(action[:3], -1, 1) * 0.05
+    target = world.gripper + motion_m
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
-    pressed = max(0.0, floor_m - float(reached[2]))
-    world.gripper = np.array([reached[0], reached[1], max(reached[2], floor_m)])
-    world.contacts = {("gripper", "table"): pressed * STIFFNESS_N_PER_M / world.physics.softness} if pressed else {}
+    depth_m = max(0.0, floor_m - float(target[2]))
+    world.gripper = np.array([target[0], target[1], max(target[2], floor_m)])
+    world.contacts = {("gripper", "table"): depth_m * STIFFNESS_N_PER_M / world.physics.softness} if depth_m else {}
     _update_grip(world, closing=bool(action[6] > 0))
     if world.held_body:
         world.objects[world.held_body] = world.gripper.copy()
@@ -344,38 +356,46 @@ def _advance_world(world: _World, action: policy.Action) -> None:
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
+    # A gripper that closes takes the nearest of block and cup, if within reach; an open one holds nothing.
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
     elif not was_closed:
-        near = {name: float(np.linalg.norm(world.objects[name] - world.gripper)) for name in ("block", "cup")}
-        name = min(near, key=near.__getitem__)
-        world.held_body = name if near[name] < REACH_M and world.can_touch(name, "gripper") else None
+        distances_m = {name: float(np.linalg.norm(world.objects[name] - world.gripper)) for name in ("block", "cup")}
+        nearest = min(distances_m, key=distances_m.__getitem__)
+        world.held_body = nearest if distances_m[nearest] < REACH_M and world.can_touch(nearest, "gripper") else None
 
 
 def _push_objects(world: _World) -> None:
+    # Pushes block and cup, unless held, out of `REACH_M` around the gripper; contacts are with a held body, if any.
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
-        away = world.objects[name] - world.gripper
-        gap = float(np.linalg.norm(away))
-        if name != world.held_body and gap < REACH_M and world.can_touch(name, pusher):
-            flat = away * [1, 1, 0]
-            length = float(np.linalg.norm(flat))
-            direction = flat / length if length else np.array([0.0, 1.0, 0.0])
-            world.objects[name] = world.objects[name] + direction * (REACH_M - gap)
+        offset = world.objects[name] - world.gripper
+        distance_m = float(np.linalg.norm(offset))
+        if name != world.held_body and distance_m < REACH_M and world.can_touch(name, pusher):
+            horizontal = offset * [1, 1, 0]
+            length = float(np.linalg.norm(horizontal))
+            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])
+            world.objects[name] = world.objects[name] + direction * (REACH_M - distance_m)
             world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
 
 def _joint_torque(action: policy.Action) -> Floats:
+    # Invented torques of seven joints, proportional to the action.
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
 def _body_index(name: str | None) -> int:
-    return -1 if name is None else _PLACES[name]
+    return -1 if name is None else _BODY_IDS[name]
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
-    rows = [(k, _PLACES[a], _PLACES[b], force) for k, pairs in enumerate(records) for (a, b), force in pairs.items()]
+    # One row for each contact of each record; its force acts for the whole control step.
+    rows = [
+        (record, _BODY_IDS[a], _BODY_IDS[b], force)
+        for record, pairs in enumerate(records)
+        for (a, b), force in pairs.items()
+    ]
     record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)
     return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))
@@ -390,7 +410,7 @@ def finger_positions(*, closed: bool) -> Floats:
 
 
 WIDTH_M = 1.0
-_CLOSE_M = 0.3
+_CLOSE_UP_M = 0.3  # height of what a close-up shows; `WIDTH_M` for the usual camera
 _COLORS: Mapping[str, tuple[int, int, int]] = {  # in drawing order, topmost last
     "table": (226, 220, 210),
     "tray": (150, 160, 175),
@@ -398,7 +418,7 @@ _COLORS: Mapping[str, tuple[int, int, int]] = {  # in drawing order, topmost las
     "block": (220, 160, 40),
     "gripper": (70, 70, 80),
 }
-_HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
+_SHOWN_HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
 
 
 _VIEW = Viewpoint(
@@ -412,71 +432,72 @@ class FakeStage(Stage):
     arm = ("gripper",) * 7
 
     def __init__(self, episode: Batch, camera: str) -> None:
-        self._states, self._camera = read_states(episode, _STATE), camera
+        self._states, self._camera = read_states(episode, _STATE_SIZE), camera
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera `agentview` if `bodies` is empty, else a close-up from above their mean position."""
         if not bodies:
             return Camera(self._camera)
-        places = self._body_positions(record)
-        x, y, z = np.mean([places[name] for name in bodies if name != "table"] or [places["table"]], axis=0)
-        return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
+        positions = self._body_positions(record)
+        x, y, z = np.mean([positions[name] for name in bodies if name != "table"] or [positions["table"]], axis=0)
+        return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_UP_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-        places = self._body_positions(record)
+        positions = self._body_positions(record)
         for name, color in _COLORS.items():
-            covered = _square_mask(places[name], _HALF_M[name], camera, size)
+            covered = _square_mask(positions[name], _SHOWN_HALF_M[name], camera, size)
             image[covered] = color
             seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
-        return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
+        return Picture(image, seen, {name: positions[name] for name in ("block", "cup", "tray")})
 
     def geometry(self) -> SceneGeometry:
         """Return the squares as boxes and the table as a thin box, for views from above and from the side."""
-        shapes = tuple(_box(name, part) for part, name in enumerate(_COLORS))
+        shapes = tuple(_box_shape(name, part) for part, name in enumerate(_COLORS))
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the five bodies in a record, all upright, without contacts."""
-        places = self._body_positions(record)
+        positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
-        tracked = {name: places[name] for name in ("block", "cup", "tray")}
-        return ScenePose(np.array([places[name] for name in _COLORS]), upright, (), tracked)
+        tracked = {name: positions[name] for name in ("block", "cup", "tray")}
+        return ScenePose(np.array([positions[name] for name in _COLORS]), upright, (), tracked)
 
     def observe(self, record: int) -> policy.Observation:
-        numbers = self._states[record]
+        state = self._states[record]
         return policy.Observation(
             instruction=self._instruction,
-            eef_pos_m=numbers[3:6].copy(),
+            eef_pos_m=state[3:6].copy(),
             eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
-            gripper_qpos=finger_positions(closed=bool(numbers[1])),
+            gripper_qpos=finger_positions(closed=bool(state[1])),
         )
 
     def close(self) -> None:
         """Do nothing: no resources to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
-        numbers = self._states[record]
+        state = self._states[record]
         names = ("gripper", "block", "cup", "tray")
-        return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
+        return {"table": np.zeros(3), **dict(zip(names, state[3:].reshape(-1, 3), strict=True))}
 
 
-def _box(name: str, part: int) -> Shape:
-    half_m = _HALF_M[name]
-    red, green, blue = (part / 255 for part in _COLORS[name])
+def _box_shape(name: str, part: int) -> Shape:
+    half_m = _SHOWN_HALF_M[name]
+    red, green, blue = (channel / 255 for channel in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
     return Shape("box", part, size_m, (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0), (red, green, blue, 1.0))
 
 
-def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
+def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
+    # Marks the pixels [H, W] that a body's square covers; in a picture, x points up and y right.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
-    meter = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
-    x = center[0] - (np.arange(height) + 0.5 - height / 2) / meter
-    y = center[1] + (np.arange(width) + 0.5 - width / 2) / meter
-    covered: NDArray[np.bool_] = (abs(x - at[0]) <= half_m)[:, None] & (abs(y - at[1]) <= half_m)[None, :]
+    pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
+    x = center[0] - (np.arange(height) + 0.5 - height / 2) / pixels_per_m
+    y = center[1] + (np.arange(width) + 0.5 - width / 2) / pixels_per_m
+    covered: NDArray[np.bool_] = (abs(x - pos_m[0]) <= half_m)[:, None] & (abs(y - pos_m[1]) <= half_m)[None, :]
     return covered

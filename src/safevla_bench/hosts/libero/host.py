@@ -89,8 +89,8 @@ class LiberoHost(MujocoHost):
         check_wants(wants, self.supports, "LIBERO")
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
-            what = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
-            warn_once(f"{what}, so for this policy each variant equals the original task")
+            effect = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
+            warn_once(f"{effect}, so for this policy each variant equals the original task")
         return LiberoEnv(task, wants, {**libero_tasks.versions(), **sample})
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -176,12 +176,13 @@ class LiberoEnv(RobosuiteEnv):
         self._stop_recording()
         self._set_speed()
         with libero_tasks.kept_generator():
-            return self._start(seed, replayed, state)
+            return self._start_episode(seed, replayed, state)
 
-    def _start(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
+    def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
+        # Resets the simulation, sets `state` or the recorded state, if any, then settles and records.
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
+        self._install_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
         if seed.earlier_resets is not None:
             domain._load_model()  # fills the list of samplers as in a new environment
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
@@ -192,8 +193,8 @@ class LiberoEnv(RobosuiteEnv):
             state = libero_tasks.starting_state(domain, replayed)
         self._gate.set_open(not seed.wait_steps)
         if seed.placed:
-            drawn: Floats = np.array(self._env.env.sim.get_state().flatten()) if state is None else state
-            state = libero_tasks.place_objects(domain, drawn, seed.placed)
+            drawn_state: Floats = np.array(self._env.env.sim.get_state().flatten()) if state is None else state
+            state = libero_tasks.place_objects(domain, drawn_state, seed.placed)
         if state is not None:
             raw = self._env.set_init_state(state)
         if replayed is not None:
@@ -225,12 +226,12 @@ class LiberoEnv(RobosuiteEnv):
         """Return the wanted pictures. A picture's noise depends only on the variant, the start and the control step,
         not on which other pictures are rendered.
         """
-        level, name = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
+        level, image_key = self._variant.noise if self._variant else 0, f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
-            variant = crc32(self.task.name.encode())  # all tasks share `env_seed`
-            entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, variant]
+            name_hash = crc32(self.task.name.encode())  # all tasks share `env_seed`
+            entropy = [self._seed.env_seed, self._seed.init_state_index, self._control_steps, name_hash]
             draws = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
-            raw = {**raw, name: noise.add_noise(np.asarray(raw[name], dtype=np.uint8), level, draws)}
+            raw = {**raw, image_key: noise.add_noise(np.asarray(raw[image_key], dtype=np.uint8), level, draws)}
         return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
@@ -248,7 +249,7 @@ class LiberoEnv(RobosuiteEnv):
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), sites)
 
-    def _own_readings(self) -> dict[str, Floats]:
+    def _extra_readings(self) -> dict[str, Floats]:
         controller = self._env.env.robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
         return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
@@ -256,8 +257,8 @@ class LiberoEnv(RobosuiteEnv):
     def _extra_fields(self) -> dict[str, object]:
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
-        count = self._seed.earlier_resets if self._seed.recorded is None else None
-        return extra if count is None else add_header_field(extra, EARLIER_RESETS, count)
+        earlier_resets = self._seed.earlier_resets if self._seed.recorded is None else None
+        return extra if earlier_resets is None else add_header_field(extra, EARLIER_RESETS, earlier_resets)
 
     def _read_simulation(self) -> dict[str, object]:
         return {**super()._read_simulation(), "as_rendered": self._wants.as_rendered or bool(self._wants.cameras)}

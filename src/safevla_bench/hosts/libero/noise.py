@@ -35,25 +35,27 @@ _GLASS_SIZE = 224
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, after adding the noise of a level from 1 to 50."""
     kind, strength = divmod(level - 1, LEVELS)
-    noisy = _KINDS[kind](picture, strength, draws)
+    noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
 
 
 def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomState) -> NDArray[np.float64]:
+    # Sums copies of the picture that are shifted along a random direction, with Gaussian weights.
     radius, deviation = _MOTION[strength]
     angle = math.radians(draws.uniform(-45, 45))
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2.0 * deviation**2))
-    right, down = (np.ceil(steps * part - 0.5).astype(int) for part in (math.cos(angle), math.sin(angle)))
-    edge = 2 * radius
-    padded = np.pad(picture.astype(np.float64), ((edge, edge), (edge, edge), (0, 0)), mode="edge")
-    (height, width), total = SIZE, np.zeros(picture.shape)
-    for weight, x, y in zip(weights / weights.sum(), edge + right, edge + down, strict=True):
-        total += weight * padded[y : y + height, x : x + width]
-    return np.floor(total + 0.5)
+    right, down = (np.ceil(steps * component - 0.5).astype(int) for component in (math.cos(angle), math.sin(angle)))
+    margin = 2 * radius
+    padded = np.pad(picture.astype(np.float64), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
+    (height, width), blurred = SIZE, np.zeros(picture.shape)
+    for weight, x, y in zip(weights / weights.sum(), margin + right, margin + down, strict=True):
+        blurred += weight * padded[y : y + height, x : x + width]
+    return np.floor(blurred + 0.5)
 
 
-def _blur(picture: Picture | Colors, deviation: float) -> Colors:
+def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
+    # Returns colors from 0 to 1.
     from scipy.ndimage import gaussian_filter
 
     scaled = np.asarray(picture, dtype=np.float64) / 255.0
@@ -62,27 +64,29 @@ def _blur(picture: Picture | Colors, deviation: float) -> Colors:
 
 
 def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> Colors:
-    return np.clip(_blur(picture, strength + 1), 0, 1) * 255
+    return np.clip(_gaussian_blur(picture, strength + 1), 0, 1) * 255
 
 
 def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
+    # Averages the picture and enlargements of its middle.
     from scipy.ndimage import zoom
 
     end, step = _ZOOM[strength]
     factors, height = np.arange(1, end, step), SIZE[0]
-    plain = (picture / 255.0).astype(np.float32)
-    total = np.zeros_like(plain)
+    colors = (picture / 255.0).astype(np.float32)
+    sums = np.zeros_like(colors)
     for factor in factors:
-        side = math.ceil(height / factor)
-        first = (height - side) // 2
-        part = plain[first : first + side, first : first + side]
-        larger = zoom(part, (factor, factor, 1), order=1)
-        trim = (len(larger) - height) // 2
-        total += larger[trim : trim + height, trim : trim + height]
-    return np.clip((plain + total) / (len(factors) + 1), 0, 1) * 255
+        crop_size = math.ceil(height / factor)
+        crop_start = (height - crop_size) // 2
+        middle = colors[crop_start : crop_start + crop_size, crop_start : crop_start + crop_size]
+        larger = zoom(middle, (factor, factor, 1), order=1)
+        trim_size = (len(larger) - height) // 2
+        sums += larger[trim_size : trim_size + height, trim_size : trim_size + height]
+    return np.clip((colors + sums) / (len(factors) + 1), 0, 1) * 255
 
 
 def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
+    # Adds a random cloud, then scales the sum to the picture's brightest value.
     weight, decay = _FOG[strength]
     colors = picture / 255.0
     brightest = colors.max()
@@ -94,38 +98,39 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
     """Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two."""
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
-    def displaced(sums: Colors) -> Colors:
-        return np.asarray(sums / 4 + wobble * draws.uniform(-wobble, wobble, sums.shape))
+    def displace_mean(corner_sums: Colors) -> Colors:
+        return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
 
     while step >= 2:
         half = step // 2
         corners = heights[::step, ::step]
         pairs = corners + np.roll(corners, -1, axis=0)
-        heights[half::step, half::step] = displaced(pairs + np.roll(pairs, -1, axis=1))
+        heights[half::step, half::step] = displace_mean(pairs + np.roll(pairs, -1, axis=1))
         centers = heights[half::step, half::step]
         rows = (centers + np.roll(centers, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
-        heights[::step, half::step] = displaced(rows)
+        heights[::step, half::step] = displace_mean(rows)
         columns = (centers + np.roll(centers, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
-        heights[half::step, ::step] = displaced(columns)
+        heights[half::step, ::step] = displace_mean(columns)
         step, wobble = half, wobble / decay
     heights -= heights.min()
     return np.asarray(heights / heights.max())
 
 
 def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
-    deviation, reach, passes = _GLASS[strength]
-    blurred = (_blur(picture, deviation) * 255).astype(np.uint8)
-    side = np.arange(_GLASS_SIZE - reach, reach, -1)
-    places = (side[:, None] * SIZE[1] + side).ravel()
+    # Blurs the picture, displaces pixels at random, and blurs again.
+    deviation, max_shift, passes = _GLASS[strength]
+    blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
+    coordinates = np.arange(_GLASS_SIZE - max_shift, max_shift, -1)
+    indices = (coordinates[:, None] * SIZE[1] + coordinates).ravel()
     pixels = list(range(SIZE[0] * SIZE[1]))
     for _ in range(passes):
-        right, down = draws.randint(-reach, reach, size=(len(places), 2)).T
-        for place, other in zip(places.tolist(), (places + down * SIZE[1] + right).tolist(), strict=True):
-            pixels[place] = pixels[other]  # like LIBERO-plus, this copies a pixel instead of swapping two
-    return np.clip(_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
+        right, down = draws.randint(-max_shift, max_shift, size=(len(indices), 2)).T
+        for target, source in zip(indices.tolist(), (indices + down * SIZE[1] + right).tolist(), strict=True):
+            pixels[target] = pixels[source]  # like LIBERO-plus, this copies a pixel instead of swapping two
+    return np.clip(_gaussian_blur(blurred.reshape(-1, 3)[pixels].reshape(blurred.shape), deviation), 0, 1) * 255
 
 
-_KINDS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
+_NOISE_FUNCTIONS: tuple[Callable[[Picture, int, np.random.RandomState], NDArray[np.floating]], ...] = (
     _blur_by_motion, _blur_evenly, _blur_by_zoom, _add_fog, _put_behind_glass
 )  # fmt: skip
 """Functions that add each kind of noise, in the order of levels."""

@@ -46,12 +46,18 @@ PER_STRATUM = 10  # number of variants of each suite and category in the default
 _LIST = "benchmark/libero_suite_task_map.py"
 _LIST_SHA256 = "41640d2f542169b400be7e94249e3b1f862e7500745dc318bab49b19576b31ac"
 _ROBOTS_SHA256 = "4e566d72262a45fca93609092fcfd9b8e4ad3360dc0fc24f59416eaa738144e7"
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _NAME = re.compile(
     r"(.+?)(?:_(language|light|table|tb|add|(?:moved_)?level)_?\d+(?:_sample\d+)?)?"
     r"(?:_view_(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_initstate_(\d+)(?:_noise_(\d+))?)?"
 )
-_KINDS = {"language": "language", "light": "light", "table": "background", "tb": "background", "add": "added"}
+_CATEGORY_OF_KIND = {
+    "language": "language",
+    "light": "light",
+    "table": "background",
+    "tb": "background",
+    "add": "added",
+}
 _PLAIN_VIEW = (0, 0, 100, 0, 0)
 _PIVOT = np.array([0.0, 0.0, 0.8])
 
@@ -75,12 +81,13 @@ class Variant:
 
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
+        # A name has up to three parts: the task's name; a kind of change; view, arm pose and noise level.
         match = _NAME.fullmatch(name)
         assert match
         base, kind, *numbers = match.groups()
         *view, robot, noise = (int(number or 0) for number in numbers)
-        otherwise = "layout" if kind else "noise" if noise else "robot" if robot else "camera"
-        category = _KINDS.get(kind, otherwise)
+        category_without_kind = "layout" if kind else "noise" if noise else "robot" if robot else "camera"
+        category = _CATEGORY_OF_KIND.get(kind, category_without_kind)
         return cls(name, suite, base, category, tuple(view) if any(view) else _PLAIN_VIEW, robot, noise)
 
     @property
@@ -116,14 +123,14 @@ class Variant:
             return None
         text = _read_text(self.task_file())
         if self.category == "added":
-            words = text.partition("(:objects")[2].partition(")")[0].split()
-            needed = [_object_files()[word] for word in words if word in _object_files()]
+            object_words = text.partition("(:objects")[2].partition(")")[0].split()
+            needed_files = [_object_files()[word] for word in object_words if word in _object_files()]
         else:
             try:
-                needed = _scene_files(text.partition("(problem ")[2].partition(")")[0])
+                needed_files = _scene_files(text.partition("(problem ")[2].partition(")")[0])
             except LookupError as error:
                 raise HostError(f"{DISTRIBUTION} has no scene for the task {self.name}", remedy=INSTALL) from error
-        return next((file for file in needed if not (installed_folder("assets") / file).is_file()), None)
+        return next((file for file in needed_files if not (installed_folder("assets") / file).is_file()), None)
 
     def make_task(self, index: int) -> Task:
         base = self.base_task
@@ -139,15 +146,18 @@ class Variant:
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
-            own: Any = type(domain).__mro__[1]
-            own._setup_camera(domain, arena)
+            # LIBERO's class is the base of the class that gets these methods.
+            libero_class: Any = type(domain).__mro__[1]
+            libero_class._setup_camera(domain, arena)
             camera = arena.worldbody.find("./camera[@name='agentview']")
-            pos_m, quat_wxyz = (np.array(camera.get(part).split(), dtype=np.float64) for part in ("pos", "quat"))
+            pos_m, quat_wxyz = (
+                np.array(camera.get(attribute).split(), dtype=np.float64) for attribute in ("pos", "quat")
+            )
             arena.set_camera("agentview", *turn_camera(pos_m, quat_wxyz, self.view))
 
         def load_robots(domain: Any) -> None:
-            own: Any = type(domain).__mro__[1]
-            own._load_robots(domain)
+            libero_class: Any = type(domain).__mro__[1]
+            libero_class._load_robots(domain)
             if joints is not None:
                 domain.robots[0].init_qpos = joints
 
@@ -160,28 +170,29 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     """
     from scipy.spatial.transform import Rotation
 
-    def turned(axis: Sequence[int], degrees: float, about: Floats | None) -> None:
+    def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
+        # Turns the camera in place, and moves it around `center_m` if that is given.
         nonlocal pos_m, quat_wxyz
-        turn = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
-        whole = turn * Rotation.from_quat(np.roll(quat_wxyz, -1))
-        quat_wxyz = _round(np.roll(whole.as_quat(), 1))
-        if about is not None:
-            pos_m = _round(turn.apply(pos_m - about) + about)
+        rotation = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
+        turned = rotation * Rotation.from_quat(np.roll(quat_wxyz, -1))
+        quat_wxyz = _round_each(np.roll(turned.as_quat(), 1))
+        if center_m is not None:
+            pos_m = _round_each(rotation.apply(pos_m - center_m) + center_m)
 
-    around, up, distance, own_around, own_up = view
-    if up:
-        turned((0, 1, 0), -up, _PIVOT)
-    turned((0, 0, 1), around, np.zeros(3))
-    if distance != _PLAIN_VIEW[2]:
-        pos_m = _round(_PIVOT + (pos_m - _PIVOT) * (distance / 100))
-    if own_around:
-        turned((0, 0, 1), own_around, None)
-    if own_up:
-        turned((0, 1, 0), -own_up, None)
+    azimuth_deg, elevation_deg, distance_percent, pan_deg, tilt_deg = view
+    if elevation_deg:
+        turn_by((0, 1, 0), -elevation_deg, _PIVOT)
+    turn_by((0, 0, 1), azimuth_deg, np.zeros(3))
+    if distance_percent != _PLAIN_VIEW[2]:
+        pos_m = _round_each(_PIVOT + (pos_m - _PIVOT) * (distance_percent / 100))
+    if pan_deg:
+        turn_by((0, 0, 1), pan_deg, None)
+    if tilt_deg:
+        turn_by((0, 1, 0), -tilt_deg, None)
     return pos_m.tolist(), quat_wxyz.tolist()
 
 
-def _round(numbers: Floats) -> Floats:
+def _round_each(numbers: Floats) -> Floats:
     return np.array([round(float(number), 4) for number in numbers])  # np.round would give another last digit
 
 
@@ -197,10 +208,11 @@ def select_variants(count: int | None) -> list[Variant]:
         strata[variant.suite, variant.category][variant.base].append(variant)
     chosen = []
     for suite, category in BENCHMARKS.values():
-        tasks = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
-        ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in tasks]
-        turns = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
-        picked = sorted((task, turn) for turn, task in turns[:count]) if category in CATEGORIES else ()
+        # Lists per task. `order` has (turn, task): the first variant of each task, then the second of each, and so on.
+        by_task = [strata[suite, category][task.name] for task in libero_tasks.suite_tasks(suite)]
+        ordered = [sorted(variants, key=lambda variant: _hash_text(variant.name)) for variants in by_task]
+        order = sorted((turn, task) for task, variants in enumerate(ordered) for turn in range(len(variants)))
+        picked = sorted((task, turn) for turn, task in order[:count]) if category in CATEGORIES else ()
         chosen += [ordered[task][turn] for task, turn in picked]
     return chosen
 
@@ -208,8 +220,8 @@ def select_variants(count: int | None) -> list[Variant]:
 def describe_sample(count: int | None) -> dict[str, str]:
     """Return package -> its version with the sample's size and digest, for the versions in records."""
     names = [variant.name for variant in select_variants(count)]
-    size = f"{len(names):,} of {len(list_variants()):,} tasks"
-    return {DISTRIBUTION: f"{VERSION} (sample of {size}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
+    size_text = f"{len(names):,} of {len(list_variants()):,} tasks"
+    return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {_hash_text(chr(10).join(sorted(names)))[:16]})"}
 
 
 def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
@@ -219,16 +231,16 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
-        named = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
-        lacking = next(((file, v.name) for v in named if (file := v.missing_file())), None)
-        reason = "LIBERO lacks {}, which {} needs".format(*lacking) if lacking else "its files are not part of LIBERO"
+        refused = (variant for variant in list_variants() if (variant.suite, variant.category) == BENCHMARKS[suite])
+        missing = next(((file, variant.name) for variant in refused if (file := variant.missing_file())), None)
+        reason = "LIBERO lacks {}, which {} needs".format(*missing) if missing else "its files are not part of LIBERO"
         problem = f"{suite} cannot be run: {reason}"
         raise HostError(problem, remedy=f"Choose {SUITE}, or one of the categories {', '.join(CATEGORIES)}.")
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
     for variant in chosen:
         variant.require_files()
-    for number in sorted({variant.robot for variant in chosen} - {0}):
-        _read_joints(number)
+    for robot in sorted({variant.robot for variant in chosen} - {0}):  # raises if a start pose is missing
+        _read_joints(robot)
     return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
 
 
@@ -248,14 +260,14 @@ def _hash_text(text: str) -> str:
 
 def data_folder() -> Path:
     """Return the folder with the package's files; raise `HostError` unless it holds the list of tasks of 0.1.5."""
-    root, named = None, os.environ.get(FOLDER)
-    if named:
-        root = Path(named, "liberoplus")
+    root, given = None, os.environ.get(FOLDER)
+    if given:
+        root = Path(given, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
         root = Path(next(iter(spec.submodule_search_locations or ()), ""))
     folder = root / "liberoplus" if root else None
     if folder is None or not os.path.isfile(folder / _LIST):  # isfile is False also in an unreadable folder
-        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {named}' if named else 'here'}"
+        problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {f'in {given}' if given else 'here'}"
         raise HostError(problem, remedy=INSTALL)
     if _hash_text(_read_text(folder / _LIST)) != _LIST_SHA256:
         raise HostError(f"{folder / _LIST} is not the file of {DISTRIBUTION} {VERSION}", remedy=INSTALL)
@@ -269,11 +281,12 @@ def list_variants() -> tuple[Variant, ...]:
 
 @cache
 def _parse_list(text: str) -> tuple[Variant, ...]:
-    suites = {own_name: name for name, own_name in SUITES.items()}
+    # In the list, a colon follows a suite's name; then come the names of its variants.
+    suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
     for name, is_suite in re.findall(r'"(\w+)"(:?)', text):
         if is_suite:
-            suite = suites.get(name, "")
+            suite = suite_of_libero_name.get(name, "")
         elif suite in BASES:
             variants.append(Variant.parse(suite, name))
     return tuple(variants)
@@ -281,12 +294,13 @@ def _parse_list(text: str) -> tuple[Variant, ...]:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_input(path, _MOST_BYTES).decode()
+        return read_input(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError, RecordError) as error:
         raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
 
 
 def _read_joints(number: int) -> Floats:
+    # Returns the arm's joint positions in a start pose, read from the source text of LIBERO-plus's robot.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
     if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain the start pose
@@ -310,7 +324,7 @@ _PICKLED_STATE = re.compile(
 def _read_state(path: Path) -> Floats:
     """Return the state [1, 1 + nq + nv] in a file that PyTorch pickled. Parses its bytes without unpickling."""
     try:
-        file = io.BytesIO(read_input(path, _MOST_BYTES))
+        file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{path.stem}/data.pkl")
             is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress it
@@ -318,32 +332,38 @@ def _read_state(path: Path) -> Floats:
         state = np.frombuffer(match[3].decode().encode("latin-1"), dtype="<f8") if match else np.empty(0)
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
         raise HostError(f"{path} cannot be read: {error}", remedy=INSTALL) from error
-    sizes = (match[1][0], int.from_bytes(match[2], "little")) if match else None
-    if not match or (len(state), len(match[3])) != sizes or not np.isfinite(state).all():
+    expected_sizes = (match[1][0], int.from_bytes(match[2], "little")) if match else None
+    if not match or (len(state), len(match[3])) != expected_sizes or not np.isfinite(state).all():
         raise HostError(f"{path} does not hold one pickled array of numbers", remedy=INSTALL)
     return state.reshape(1, -1).astype(np.float64)
 
 
 @cache
 def _read_domains() -> Mapping[str, str]:
+    # Maps a LIBERO-plus problem's name in lower case to the source text of its class.
     files = sorted((data_folder() / "envs/problems").glob("*.py"))
-    parts = (part.partition("(") for file in files for part in _read_text(file).split("\nclass ")[1:])
-    return {name.lower(): body for name, _, body in parts}
+    classes = (class_text.partition("(") for file in files for class_text in _read_text(file).split("\nclass ")[1:])
+    return {name.lower(): body for name, _, body in classes}
 
 
 def _scene_files(problem: str) -> list[str]:
+    # Returns a problem's scene file, or else the textures of its floor and wall, relative to the assets.
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
     styles = _read_text(data_folder() / "envs/arenas/style.py")
-    parts = (styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0] for kind in ("floor", "wall"))
-    names = (re.findall(f'"{kind}_style": "([^"]+)"', body)[0] for kind in ("floor", "wall"))
-    found = (re.search(rf'"{re.escape(name)}": "([^"]+)"', part) for name, part in zip(names, parts, strict=True))
-    return [f"textures/{match[1]}" for match in found if match]
+    style_tables = (styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0] for kind in ("floor", "wall"))
+    style_names = (re.findall(f'"{kind}_style": "([^"]+)"', body)[0] for kind in ("floor", "wall"))
+    matches = (
+        re.search(rf'"{re.escape(name)}": "([^"]+)"', table)
+        for name, table in zip(style_names, style_tables, strict=True)
+    )
+    return [f"textures/{match[1]}" for match in matches if match]
 
 
 @cache
 def _object_files() -> Mapping[str, str]:
+    # Maps the name that task files use for each added object to its file, relative to the assets.
     text = _read_text(data_folder() / "envs/objects/custom_objects.py")
-    found = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
-    return {"_".join(re.sub(r"([A-Z0-9])", r" \1", name).split()).lower(): file for name, file in found}
+    classes = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
+    return {"_".join(re.sub(r"([A-Z0-9])", r" \1", class_name).split()).lower(): file for class_name, file in classes}

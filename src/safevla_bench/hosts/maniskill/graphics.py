@@ -30,7 +30,7 @@ REMEDY = (
     "docs/howto/maniskill.md. Policies that request no images need neither."
 )
 _TEXTURES = "rgb+segmentation"  # digital twins show a photograph wherever the segmentation is empty
-_building = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
+_build_lock = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
 
 
 class _NoVisual:
@@ -50,7 +50,7 @@ def building(*, renders: bool) -> Iterator[None]:
     import sapien.render
     import sapien.wrapper.urdf_loader
 
-    with _building, ExitStack() as patches:
+    with _build_lock, ExitStack() as patches:
         for module in () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader):
             for name in ("RenderMaterial", "RenderTexture2D"):
                 patches.enter_context(mock.patch.object(module, name, _NoVisual))
@@ -64,9 +64,13 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
     for name, change in changes.items():
-        own = env._sensor_configs[name]
-        if own.intrinsic is not None:
-            change["intrinsic"] = np.asarray(own.intrinsic) * [[width / own.width], [height / own.height], [1.0]]
+        config = env._sensor_configs[name]
+        if config.intrinsic is not None:
+            change["intrinsic"] = np.asarray(config.intrinsic) * [
+                [width / config.width],
+                [height / config.height],
+                [1.0],
+            ]
     env._custom_sensor_configs = changes
 
 
@@ -84,12 +88,12 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
-    mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
-    with mock.patch.multiple(env, **mode), mock.patch.dict(env._sensors):
+    textures_mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
+    with mock.patch.multiple(env, **textures_mode), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
             del env._sensors[name]  # the scene renders all cameras in this shared dictionary
-        seen = env._get_obs_sensor_data()
-    return {name: np.array(seen[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
+        sensor_data = env._get_obs_sensor_data()
+    return {name: np.array(sensor_data[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 
 
 @cache
@@ -100,15 +104,15 @@ def render_device() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing
         import sapien.render
-    known = vulkan_devices()
+    driver_of_device = vulkan_devices()
     try:
         summary = sapien.render.get_device_summary()
     except RuntimeError as error:
-        listed = ", ".join(f"{name}, {driver}" for name, driver in known.items())
-        found = f"SAPIEN refuses {listed}" if known else "there is no Vulkan device"
-        raise HostError(f"no picture can be rendered: {found}", remedy=REMEDY) from error
+        listed = ", ".join(f"{name}, {driver}" for name, driver in driver_of_device.items())
+        reason = f"SAPIEN refuses {listed}" if driver_of_device else "there is no Vulkan device"
+        raise HostError(f"no picture can be rendered: {reason}", remedy=REMEDY) from error
     name = next(iter(re.findall(r"GPU: (.*)\n\s*Supported: 1", summary)), summary.strip())
-    return f"{name}, {known[name]}" if name in known else name
+    return f"{name}, {driver_of_device[name]}" if name in driver_of_device else name
 
 
 class _Properties(ctypes.Structure):
@@ -143,21 +147,21 @@ def vulkan_devices() -> dict[str, str]:
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
     # C structs: VkApplicationInfo requests Vulkan 1.2; VkInstanceCreateInfo has no layers or extensions.
-    application = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
-    request = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application))
+    application_info = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
+    instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
-    if library is None or library.vkCreateInstance(request, None, ctypes.byref(instance)):
+    if library is None or library.vkCreateInstance(instance_info, None, ctypes.byref(instance)):
         return {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
-    handles, devices = (ctypes.c_void_p * count.value)(), {}
+    handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
     for handle in handles:
         driver = _Driver(kind=1000196000)
         device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
         library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))
-        devices[device.name.decode("utf-8", "replace")] = driver.version.decode("utf-8", "replace")
+        driver_of_device[device.name.decode("utf-8", "replace")] = driver.version.decode("utf-8", "replace")
     library.vkDestroyInstance(instance, None)
-    return devices
+    return driver_of_device
 
 
 def main() -> None:

@@ -118,19 +118,19 @@ class ManiskillHost(Host):
         return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        others = {facts.suite: facts.robots[0] for facts in TASKS.values()}
-        if suite in others and suite not in self.suites():
+        robot_of_suite = {facts.suite: facts.robots[0] for facts in TASKS.values()}
+        if suite in robot_of_suite and suite not in self.suites():
             problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
-            raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={others[suite]}.")
+            raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
         still = still_action(self._control)
-        own = ((name, facts) for name, facts in self._facts().items() if facts.suite == suite)
-        chosen = [(name, facts, still * len(facts.prefixes)) for name, facts in own]
+        suite_facts = ((name, facts) for name, facts in self._facts().items() if facts.suite == suite)
+        chosen = [(name, facts, still * len(facts.prefixes)) for name, facts in suite_facts]
         return tuple(
             hosts.registered_task(
-                suite, name, index, action, init_states=facts.layouts, horizon=facts.horizon, arms=facts.arms
+                suite, name, index, task_still, init_states=facts.layouts, horizon=facts.horizon, arms=facts.arms
             )
-            for index, (name, facts, action) in enumerate(chosen)
+            for index, (name, facts, task_still) in enumerate(chosen)
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
@@ -143,8 +143,8 @@ class ManiskillHost(Host):
             raise HostError(problem, remedy="Use a policy that needs neither of them.")
         if wants.cameras:
             graphics.render_device()
-        robot = next(name for name in task_facts(task.name).robots if name in self._robots)
-        return ManiskillEnv(task, wants, self.versions(), self._control, robot)
+        robot_name = next(name for name in task_facts(task.name).robots if name in self._robots)
+        return ManiskillEnv(task, wants, self.versions(), self._control, robot_name)
 
     def stage(self, task: Task, episode: Batch) -> ManiskillStage:
         """Return a stage for `episode`, a batch of one that includes `sim_state`. Without a rendering device, the stage
@@ -178,7 +178,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._robot, count = ROBOTS[robot], len(task_facts(task.name).prefixes)
         self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
         self.torque_limit_nm = None if limits is None else limits * count
-        self._meaning, size = self._robot.controls[control]
+        self._action_meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size * count)
         if self._robot.action_high:
             self.action_high = np.array(self._robot.action_high)
@@ -199,28 +199,31 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         env, robot = self._env, self._robot
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
         start(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
-        parts, hand, self._pieces = read_parts(env, robot, self._facts)
+        parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
-        links = [arm_links(each, robot) for each in articulations(env)]
+        links_of_arms = [arm_links(articulation, robot) for articulation in articulations(env)]
         self._bodies = dynamic_bodies(env, self._facts)
         still = np.array(seed.wait_action or self.task.still)
         if self._facts.layouts and not seed.wait_steps + seed.rest_steps:
             settle_once(env, still)
-            self._obs, self._outcome, self._settled = env.get_obs(), env.get_info(), 0
-            self._success = bool(self._outcome["success"])
+            self._state_observation, self._evaluation, self._settled = env.get_obs(), env.get_info(), 0
+            self._success = bool(self._evaluation["success"])
         else:
-            self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
+            self._settled = self._take_settling_steps(still, max(1, seed.wait_steps), seed.rest_steps)
         recorder = EpisodeRecorder(scene, read_arms(env, robot, self._facts) if self._facts.arms else None)
 
         def read_torques() -> Any:
-            return self._by_arm([read_arm_torques(*each) for each in zip(articulations(env), links, strict=True)])
+            return self._label_by_arm(
+                [read_arm_torques(*arm) for arm in zip(articulations(env), links_of_arms, strict=True)]
+            )
 
-        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_poses())
+        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_record_fields())
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
 
-    def _settle(self, still: Action, wait_steps: int, rest_steps: int) -> int:
+    def _take_settling_steps(self, still: Action, wait_steps: int, rest_steps: int) -> int:
+        # Returns the number of steps taken: `wait_steps`, then until all bodies rest, at most `rest_steps` more.
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
@@ -230,14 +233,14 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         recorder = self._require_recorder()
-        taken = policy.check_action(action, len(self.action_low), self._meaning).copy()
-        self._advance(taken)
-        recorder.step(taken, **self._read_poses())
+        checked = policy.check_action(action, len(self.action_low), self._action_meaning).copy()
+        self._advance(checked)
+        recorder.step(checked, **self._read_record_fields())
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
-        self._obs, *_, self._outcome = self._env.step(split_action(self._env, action))
-        self._success = bool(self._outcome["success"])
+        self._state_observation, *_, self._evaluation = self._env.step(split_action(self._env, action))
+        self._success = bool(self._evaluation["success"])
 
     def _target_object(self) -> str:
         return self._facts.targets[0]
@@ -254,9 +257,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
-            f"{prefix}{each.links[place].entity.name}"
-            for prefix, each in zip(self._facts.prefixes, articulations(env), strict=True)
-            for place in arm_links(each, robot)
+            f"{prefix}{articulation.links[index].entity.name}"
+            for prefix, articulation in zip(self._facts.prefixes, articulations(env), strict=True)
+            for index in arm_links(articulation, robot)
         )
         roles = read_scene(env, robot, self._facts).roles
         scene = StagedScene(env, solid_bodies(env, self._facts), roles, tuple(self._bodies), arm, robot.cameras)
@@ -266,15 +269,24 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._recorder = None
         self._env.close()
 
-    def _read_poses(self) -> dict[str, Any]:
+    def _read_record_fields(self) -> dict[str, Any]:
+        # Returns what the recorder stores of the current instant, as keyword arguments of its `begin` and `step`.
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
-        parts = [to_pose(piece.entity.pose) for piece in self._pieces]
-        read = {"poses": poses, "eef": self._by_arm(self._read_hands()), "state": read_state(self._env), "parts": parts}
-        goals = self._facts.subgoals
-        holds = {name: bool(self._outcome[name.removeprefix("not ")]) != name.startswith("not ") for name in goals}
-        return {**read, "subgoals": holds or None}
+        parts = [to_pose(body.entity.pose) for body in self._part_bodies]
+        fields = {
+            "poses": poses,
+            "eef": self._label_by_arm(self._read_hands()),
+            "state": read_state(self._env),
+            "parts": parts,
+        }
+        subgoals = self._facts.subgoals
+        holds = {
+            name: bool(self._evaluation[name.removeprefix("not ")]) != name.startswith("not ") for name in subgoals
+        }
+        return {**fields, "subgoals": holds or None}
 
-    def _by_arm(self, values: Sequence[Any]) -> Any:
+    def _label_by_arm(self, values: Sequence[Any]) -> Any:
+        # Returns arm -> value if the arms have names, else the only arm's value.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -282,27 +294,27 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
-        robots, wanted, arm = articulations(self._env), self._wants, self._robot.joints
-        own = {
-            "joint_pos": np.concatenate([joints.qpos[:arm] for joints in robots]),
-            "joint_vel": np.concatenate([joints.qvel[:arm] for joints in robots]),
+        arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
+        readings = {
+            "joint_pos": np.concatenate([articulation.qpos[:joint_count] for articulation in arms_of_scene]),
+            "joint_vel": np.concatenate([articulation.qvel[:joint_count] for articulation in arms_of_scene]),
         }
-        extra = {name: values.astype(np.float64) for name, values in own.items() if name in wanted.extra}
+        extra = {name: values.astype(np.float64) for name, values in readings.items() if name in wanted.extra}
         if wanted.privileged:
-            extra[STATE] = self._obs[0].numpy().astype(np.float64)
+            extra[STATE] = self._state_observation[0].numpy().astype(np.float64)
             extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)
-        seen = [
-            ArmObservation(place, turn, joints.qpos[arm:].astype(np.float64))
-            for (place, turn), joints in zip(self._read_hands(), robots, strict=True)
+        observed_arms = [
+            ArmObservation(pos_m, quat_wxyz, articulation.qpos[joint_count:].astype(np.float64))
+            for (pos_m, quat_wxyz), articulation in zip(self._read_hands(), arms_of_scene, strict=True)
         ]
-        joined = policy.join_arms(seen)
-        arms = self._by_arm(seen) if self._facts.arms else {}
+        joined = policy.join_arms(observed_arms)
+        arms = self._label_by_arm(observed_arms) if self._facts.arms else {}
         renders, self._renders_next = self._renders_next, True
         images = (
             graphics.take_pictures(self._env, wanted.cameras) if renders else policy.UnrenderedImages(wanted.cameras)
         )
-        hand = joined.eef_pos_m, joined.eef_quat_wxyz, joined.gripper_qpos
-        return Observation(self.task.instruction, *hand, images, extra=extra, arms=arms)
+        hand_state = joined.eef_pos_m, joined.eef_quat_wxyz, joined.gripper_qpos
+        return Observation(self.task.instruction, *hand_state, images, extra=extra, arms=arms)
 
     def _read_simulation(self) -> dict[str, object]:
         device = {"render_device": graphics.render_device()} if self._wants.cameras else {}
@@ -332,8 +344,8 @@ def import_maniskill() -> Mapping[str, Any]:
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
     mani_skill.logger.setLevel(logging.ERROR)  # hides warnings about undefined poses in ManiSkill's tasks
-    found: Mapping[str, Any] = REGISTERED_ENVS
-    return found
+    registry: Mapping[str, Any] = REGISTERED_ENVS
+    return registry
 
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
@@ -345,14 +357,14 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     robots = (robot,) * len(facts.arms) if facts.arms else robot
     options = {"robot_uids": robots} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # `gpu` can be a CPU
-    changed: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
     }
-    with graphics.building(renders=renders), mock.patch.multiple(task.cls, create=True, **changed):
+    with graphics.building(renders=renders), mock.patch.multiple(task.cls, create=True, **overrides):
         env = task.make(control_mode=control, obs_mode="state", reward_mode="none", **backends, **options)
     if facts.suite == SIMPLER:
-        env.rgb_overlay_mode = changed["rgb_overlay_mode"]
+        env.rgb_overlay_mode = overrides["rgb_overlay_mode"]
         graphics.load_backgrounds(env)
     return env
 
@@ -377,15 +389,15 @@ def articulations(env: Any) -> list[Any]:
 
 def arm_links(articulation: Any, robot: Robot) -> list[int]:
     """Return the indices of the links that the arm's joints move, base first, in SAPIEN's order of links."""
-    links = [link.entity.name for link in articulation.links]
-    return [links.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
+    link_names = [link.entity.name for link in articulation.links]
+    return [link_names.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
 
 
 def split_action(env: Any, action: Action) -> Any:
     """Return an action in ManiSkill's form: an array, or agent -> array if there are several agents."""
-    names = getattr(env.agent, "agents_dict", None)
-    single = action.astype(np.float32)
-    return single if names is None else dict(zip(names, np.split(single, len(names)), strict=True))
+    agent_names = getattr(env.agent, "agents_dict", None)
+    values = action.astype(np.float32)
+    return values if agent_names is None else dict(zip(agent_names, np.split(values, len(agent_names)), strict=True))
 
 
 def settle_once(env: Any, still: Action) -> None:
@@ -447,7 +459,7 @@ def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
 def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], list[int]]:
     """Return the ids of the shapes of each of an arm's two fingers."""
     first, second = (
-        [body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers
+        [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
     return first, second
 
@@ -455,34 +467,40 @@ def finger_groups(links: Mapping[str, Any], robot: Robot) -> tuple[list[int], li
 def read_arms(env: Any, robot: Robot, facts: TaskFacts) -> dict[str, Arm]:
     """Return each arm's links and fingers, by the arm's name, for a scene with several arms."""
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
-    own = {arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms}
-    return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in own.items()}
+    links_of_arm = {
+        arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms
+    }
+    return {arm: Arm(tuple(bodies), finger_groups(bodies, robot)) for arm, bodies in links_of_arm.items()}
 
 
 def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), which of them are hand or fingers, and each part's SAPIEN body."""
-    named = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
-    links = sorted(name_links(env, facts).values(), key=lambda link: len(_ancestors(link)))
-    places = {link.entity.per_scene_id: place for place, link in enumerate(links)}
+    name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
+    bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
+    part_of_id = {link.entity.per_scene_id: index for index, link in enumerate(bodies)}
     parts = []
-    for link in links:
-        name = named[link.entity.per_scene_id] if link.collision_shapes else ""
-        parent = places[link.parent.entity.per_scene_id] if link.parent else WORLD
+    for link in bodies:
+        name = name_of_id[link.entity.per_scene_id] if link.collision_shapes else ""
+        parent = part_of_id[link.parent.entity.per_scene_id] if link.parent else WORLD
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
-    fingers = [link for link in links if any(side in link.entity.name for side in robot.fingers)]
-    hand = {places[link.entity.per_scene_id] for finger in fingers for link in (finger, finger.parent) if link}
+    fingers = [link for link in bodies if any(side in link.entity.name for side in robot.fingers)]
+    # The link that carries the fingers belongs to the hand, too.
+    hand = {part_of_id[link.entity.per_scene_id] for finger in fingers for link in (finger, finger.parent) if link}
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
-            kind = "kinematic" if name in facts.fixed else actor.px_body_type
-            parent, motion = (TRACKED, ()) if kind == "dynamic" else (WORLD, ALL_MOTION if kind == "kinematic" else ())
+            body_type = "kinematic" if name in facts.fixed else actor.px_body_type
+            parent, motion = (
+                (TRACKED, ()) if body_type == "dynamic" else (WORLD, ALL_MOTION if body_type == "kinematic" else ())
+            )
             parts.append(Part(name, parent, motion, *read_shapes(body)))
-            links.append(body)
-    return parts, sorted(hand), links
+            bodies.append(body)
+    return parts, sorted(hand), bodies
 
 
-def _ancestors(link: Any) -> list[Any]:
-    return [link.parent, *_ancestors(link.parent)] if link.parent else []
+def _list_ancestors(link: Any) -> list[Any]:
+    # Returns the links from a link's parent to the root.
+    return [link.parent, *_list_ancestors(link.parent)] if link.parent else []
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
@@ -490,14 +508,15 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
     joint = link.joint
     if joint.type == "fixed":
         return ()
-    place, turn = to_pose(joint.pose_in_child)
-    axis = rotate(turn, np.array([1.0, 0.0, 0.0]))
-    along = int(np.abs(axis).argmax())
-    is_plain = bool(np.abs(axis[along]) > 1.0 - 1e-9)
-    if is_plain and joint.type == "prismatic":
-        return (3 + along,)
-    is_centered = bool(np.abs(np.delete(place, along)).max() < 1e-6)
-    return (along,) if is_plain and is_centered and joint.type.startswith("revolute") else ALL_MOTION
+    pos_m, quat_wxyz = to_pose(joint.pose_in_child)
+    axis = rotate(quat_wxyz, np.array([1.0, 0.0, 0.0]))
+    main_axis = int(np.abs(axis).argmax())
+    # SAPIEN's joints turn about, or move along, the x axis of the joint's frame.
+    is_along_axis = bool(np.abs(axis[main_axis]) > 1.0 - 1e-9)
+    if is_along_axis and joint.type == "prismatic":
+        return (3 + main_axis,)
+    is_centered = bool(np.abs(np.delete(pos_m, main_axis)).max() < 1e-6)
+    return (main_axis,) if is_along_axis and is_centered and joint.type.startswith("revolute") else ALL_MOTION
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
@@ -527,16 +546,17 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
     """Return which entries of the array of `read_state` are positions, and which are rotations."""
-    told, first = list[Coordinate](), 0
+    coordinates, index = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():
-            told += [Coordinate(name, "position", first, 3), Coordinate(name, "rotation", first + 3, 4)]
-            first += values.shape[-1]
-    joints = [[joint.name for joint in each.active_joints] for each in articulations(env)]
+            coordinates += [Coordinate(name, "position", index, 3), Coordinate(name, "rotation", index + 3, 4)]
+            index += values.shape[-1]
+    joint_names = [[joint.name for joint in articulation.active_joints] for articulation in articulations(env)]
     sizes = [values.shape[-1] for values in env.get_state_dict()["articulations"].values()]
-    for names, end in zip(joints, first - sum(sizes) + np.cumsum(sizes), strict=True):
-        place = int(end) - 2 * len(names)
+    # The articulations come last; each one ends with the positions of its joints, then their velocities.
+    for names, end in zip(joint_names, index - sum(sizes) + np.cumsum(sizes), strict=True):
+        first = int(end) - 2 * len(names)
         kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints
         kinds += ["position"] * (len(names) - robot.joints)
-        told += [Coordinate(name, kinds[k], place + k, 1) for k, name in enumerate(names)]
-    return tuple(told)
+        coordinates += [Coordinate(name, kinds[offset], first + offset, 1) for offset, name in enumerate(names)]
+    return tuple(coordinates)

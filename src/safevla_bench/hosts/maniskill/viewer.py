@@ -20,9 +20,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
-_SKETCH = (120, 160)
+_SKETCH_SIZE = (120, 160)
 _FOVY_RAD = np.pi / 4  # the angle of MuJoCo's free camera, which `close_ups` assumes
-_ENDLESS_M = 10.0
+_PLANE_HALF_SIZE_M = 10.0  # shown instead of an infinite plane's half size
 _TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x (z up), a `Viewpoint` along -z (y up)
 _ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # SAPIEN's capsules, cylinders, planes are along x, ours along z
 _RGBA = {
@@ -35,8 +35,8 @@ _RGBA = {
 
 def to_pose(pose: Any) -> tuple[Floats, Floats]:
     """Return position [3] in m and unit quaternion wxyz [4] of a SAPIEN pose, which has single precision."""
-    turn = pose.q.astype(np.float64)
-    return pose.p.astype(np.float64), turn / np.linalg.norm(turn)
+    quat_wxyz = pose.q.astype(np.float64)
+    return pose.p.astype(np.float64), quat_wxyz / np.linalg.norm(quat_wxyz)
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class ManiskillStage(stage.Stage):
         """Keep the episode, a batch of one. Raises `HostError` if it has no states, or states of another scene."""
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
-        self._names = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
-        self._eyes: dict[tuple[tuple[int, int], float], Any] = {}
+        self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
+        self._cameras: dict[tuple[tuple[int, int], float], Any] = {}
         self.arm, self.further_cameras = scene.arm, scene.cameras[1:]
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows them nearly as well as possible. Raises `HostError` if the scene lacks a body or cannot be rendered.
         """
-        usual = stage.Camera(self._scene.cameras[0])
+        default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for name in bodies if (ball := self._bounding_ball(record, name))]
-        if not balls or (self._shares(record, usual, bodies) >= WELL_SHOWN).all():
-            return usual
-        forward = rotate(self._camera_pose(usual)[1], np.array([1.0, 0.0, 0.0]))
+        if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
+            return default_camera
+        forward = rotate(self._camera_pose(default_camera)[1], np.array([1.0, 0.0, 0.0]))
         azimuth_deg = float(np.degrees(np.arctan2(forward[1], forward[0])))
         cameras = list(close_ups(*min(balls, key=lambda ball: ball[1]), azimuth_deg))
-        return choose_camera(cameras, [self._shares(record, camera, bodies) for camera in cameras])
+        return choose_camera(cameras, [self._measure_shares(record, camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
@@ -83,44 +83,44 @@ class ManiskillStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` if the scene lacks a body or cannot be
         rendered, and `KeyError` if the scene has no camera of that name.
         """
-        self._set(record)
-        wanted = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
-        place_m, turn, fovy_rad = self._camera_pose(camera)
-        textures = self._look(place_m, turn, fovy_rad, size)
-        shown = np.array(textures["segmentation"][0, ..., 0].cpu(), dtype=np.int64)
+        self._set_record(record)
+        number_of_body = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
+        pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
+        textures = self._capture(pos_m, quat_wxyz, fovy_rad, size)
+        shown_ids = np.array(textures["segmentation"][0, ..., 0].cpu(), dtype=np.int64)
         seen = np.zeros(size, dtype=np.uint8)
-        for number, name in self._names.items():
-            seen[shown == number] = wanted.get(name, 0)
-        return stage.Picture(np.array(textures["rgb"][0].cpu(), dtype=np.uint8), seen, self._positions())
+        for entity_id, name in self._name_of_id.items():
+            seen[shown_ids == entity_id] = number_of_body.get(name, 0)
+        return stage.Picture(np.array(textures["rgb"][0].cpu(), dtype=np.uint8), seen, self._tracked_positions())
 
     def geometry(self) -> stage.SceneGeometry:
         """Return the bodies' collision shapes, colored by role, and the default camera at record 0."""
-        self._set(0)
+        self._set_record(0)
         meshes: list[stage.TriangleMesh] = []
         shapes = tuple(self._read_shapes(meshes))
         camera = stage.Camera(self._scene.cameras[0])
-        place_m, turn, fovy_rad = self._camera_pose(camera)
+        pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         view = stage.Viewpoint(
-            camera.name, _plain(place_m), _plain(multiply(turn, _TO_OPENGL)), float(np.degrees(fovy_rad))
+            camera.name, _to_tuple(pos_m), _to_tuple(multiply(quat_wxyz, _TO_OPENGL)), float(np.degrees(fovy_rad))
         )
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the bodies in a record, and the contacts that one further physics step finds."""
-        self._set(record)
-        places, turns = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
-        positions_m = self._positions()
+        self._set_record(record)
+        positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
+        tracked_pos_m = self._tracked_positions()
         self._scene.env.scene.px.step()
-        return stage.ScenePose(np.array(places), np.array(turns), tuple(self._find_touches()), positions_m)
+        return stage.ScenePose(np.array(positions), np.array(quats), tuple(self._find_touches()), tracked_pos_m)
 
     def close(self) -> None:
-        self._eyes.clear()
+        self._cameras.clear()
         self._on_close()
 
-    def _set(self, record: int) -> None:
+    def _set_record(self, record: int) -> None:
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
-    def _positions(self) -> dict[str, Floats]:
+    def _tracked_positions(self) -> dict[str, Floats]:
         return {name: to_pose(self._scene.bodies[name].entity.pose)[0] for name in self._scene.tracked}
 
     def _require_body(self, name: str) -> str:
@@ -134,10 +134,11 @@ class ManiskillStage(stage.Stage):
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
         """Return a camera's position [3], quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad]."""
         if camera.lookat_m is not None:
-            azimuth, elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
-            yaw = np.array([np.cos(azimuth), 0.0, 0.0, np.sin(azimuth)])
-            turn = multiply(yaw, np.array([np.cos(elevation), 0.0, -np.sin(elevation), 0.0]))
-            return camera.lookat_m - rotate(turn, np.array([camera.distance_m, 0.0, 0.0])), turn, _FOVY_RAD
+            # A quaternion of an angle holds the cosine and sine of its half.
+            half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
+            yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
+            quat_wxyz = multiply(yaw, np.array([np.cos(half_elevation), 0.0, -np.sin(half_elevation), 0.0]))
+            return camera.lookat_m - rotate(quat_wxyz, np.array([camera.distance_m, 0.0, 0.0])), quat_wxyz, _FOVY_RAD
         if camera.name not in self._scene.cameras:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {list(self._scene.cameras)}")
         from mani_skill.sensors.camera import parse_camera_configs  # only sensors need a rendering device
@@ -151,66 +152,76 @@ class ManiskillStage(stage.Stage):
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
 
-    def _look(self, place_m: Floats, turn: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
+    def _capture(self, pos_m: Floats, quat_wxyz: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
+        # Returns the textures `rgb` and `segmentation` of a camera's picture; one camera per size and angle is reused.
         render_device()
         import sapien
         from mani_skill.sensors.camera import Camera, CameraConfig
 
         scene, key = self._scene.env.scene, (size, fovy_rad)
-        if key not in self._eyes:
-            config = CameraConfig(f"stage_{len(self._eyes)}", sapien.Pose(), size[1], size[0], fovy_rad)
-            self._eyes[key] = Camera(config, scene)
-        eye = self._eyes[key]
-        eye.camera._render_cameras[0].local_pose = sapien.Pose(place_m, turn)
+        if key not in self._cameras:
+            config = CameraConfig(f"stage_{len(self._cameras)}", sapien.Pose(), size[1], size[0], fovy_rad)
+            self._cameras[key] = Camera(config, scene)
+        camera = self._cameras[key]
+        camera.camera._render_cameras[0].local_pose = sapien.Pose(pos_m, quat_wxyz)
         scene.update_render()
-        eye.capture()
-        textures: Mapping[str, Any] = eye.get_obs(depth=False, position=False)
+        camera.capture()
+        textures: Mapping[str, Any] = camera.get_obs(depth=False, position=False)
         return textures
 
-    def _shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        return shares(self.render(record, camera, _SKETCH, bodies).seen, len(bodies))
+    def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
+        # The share of a small picture that each body covers, [B].
+        return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
         """Return center [3] and radius [m] of a ball around a body's shapes except planes; None if there are none."""
         body = self._scene.bodies[self._require_body(name)]
-        self._set(record)
-        place_m, turn = to_pose(body.entity.pose)
+        self._set_record(record)
+        pos_m, quat_wxyz = to_pose(body.entity.pose)
         boxes = read_shapes(body)[0]
         if not len(boxes):
             return None
-        centers = place_m + np.array([rotate(turn, center) for center in boxes[:, :3]])
-        middle = (centers.min(axis=0) + centers.max(axis=0)) / 2
-        radii = np.linalg.norm(centers - middle, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
-        return middle, float(radii.max())
+        centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
+        center_m = (centers.min(axis=0) + centers.max(axis=0)) / 2
+        radii = np.linalg.norm(centers - center_m, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
+        return center_m, float(radii.max())
 
     # Shapes and contacts
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
+        # Yields the bodies' shapes, and appends their meshes to `meshes`.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
                 kind = shape_kind(shape)
-                place, turn = to_pose(shape.local_pose)
+                pos_m, quat_wxyz = to_pose(shape.local_pose)
                 rgba = _RGBA[self._scene.roles[name]]
                 if hasattr(shape, "vertices"):
-                    corners = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
-                    meshes.append(stage.TriangleMesh(corners, np.asarray(shape.triangles, dtype=np.int64)))
-                    size, number = (0.0, 0.0, 0.0), len(meshes) - 1
-                    yield stage.Shape("mesh", part, size, _plain(place), _plain(turn), rgba, number)
+                    vertices = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
+                    meshes.append(stage.TriangleMesh(vertices, np.asarray(shape.triangles, dtype=np.int64)))
+                    size, mesh_index = (0.0, 0.0, 0.0), len(meshes) - 1
+                    yield stage.Shape("mesh", part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba, mesh_index)
                     continue
-                x, y, z = (_ENDLESS_M, _ENDLESS_M, 0.0) if kind == "plane" else half_size(shape)
+                x, y, z = (_PLANE_HALF_SIZE_M, _PLANE_HALF_SIZE_M, 0.0) if kind == "plane" else half_size(shape)
+                # `Shape` has the radius first, and a capsule's half length without its caps.
                 if kind in {"plane", "capsule", "cylinder"}:
-                    turn = multiply(turn, _ALONG_Z)
+                    quat_wxyz = multiply(quat_wxyz, _ALONG_Z)
                     x, y = (y, x - y if kind == "capsule" else x) if kind != "plane" else (x, y)
-                yield stage.Shape(kind, part, (x, y, z), _plain(place), _plain(turn), rgba)
+                yield stage.Shape(kind, part, (x, y, z), _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
 
     def _find_touches(self) -> Iterator[stage.Touch]:
+        # Yields the contacts of the last physics step that carry force; SAPIEN gives the impulse on the first body.
         for contact in self._scene.env.scene.px.get_contacts():
-            a, b = (self._names.get(body.entity.per_scene_id) for body in contact.bodies)
+            first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)
             points = [point for point in contact.points if point.impulse.any()]
-            if points and a and b:
-                normal = -np.sum([point.impulse for point in points], axis=0, dtype=np.float64)
-                unit = normal / max(float(np.linalg.norm(normal)), 1e-12)
-                yield stage.Touch(a, b, _plain(np.mean([point.position for point in points], axis=0)), _plain(unit))
+            if points and first and second:
+                impulse_on_second = -np.sum([point.impulse for point in points], axis=0, dtype=np.float64)
+                direction = impulse_on_second / max(float(np.linalg.norm(impulse_on_second)), 1e-12)
+                yield stage.Touch(
+                    first,
+                    second,
+                    _to_tuple(np.mean([point.position for point in points], axis=0)),
+                    _to_tuple(direction),
+                )
 
 
 def shape_kind(shape: Any) -> Any:
@@ -222,18 +233,18 @@ def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a box around each collision shape of a body, [K, 10], and its planes, [L, 7]; formats as in `Part`."""
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
     for shape in body.collision_shapes:
-        place, turn = to_pose(shape.local_pose)
+        pos_m, quat_wxyz = to_pose(shape.local_pose)
         if shape_kind(shape) == "plane":
-            planes.append(np.concatenate([place, multiply(turn, _ALONG_Z)])[None])
+            planes.append(np.concatenate([pos_m, multiply(quat_wxyz, _ALONG_Z)])[None])
             continue
         if hasattr(shape, "vertices"):
-            corners = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
-            low, high = corners.min(axis=0), corners.max(axis=0)
+            vertices = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
+            low, high = vertices.min(axis=0), vertices.max(axis=0)
         else:
             high = np.array(half_size(shape))
             low = -high
-        center = place + rotate(turn, (low + high) / 2.0)
-        boxes.append(np.concatenate([center, turn, (high - low) / 2.0])[None])
+        center = pos_m + rotate(quat_wxyz, (low + high) / 2.0)
+        boxes.append(np.concatenate([center, quat_wxyz, (high - low) / 2.0])[None])
     return np.concatenate(boxes), np.concatenate(planes)
 
 
@@ -243,9 +254,9 @@ def half_size(shape: Any) -> tuple[float, float, float]:
         x, y, z = map(float, shape.half_size)
         return x, y, z
     radius = float(shape.radius)
-    length = {"sphere": radius, "capsule": radius + getattr(shape, "half_length", 0.0)}
-    return float(length.get(shape_kind(shape), getattr(shape, "half_length", radius))), radius, radius
+    x_half_size = {"sphere": radius, "capsule": radius + getattr(shape, "half_length", 0.0)}
+    return float(x_half_size.get(shape_kind(shape), getattr(shape, "half_length", radius))), radius, radius
 
 
-def _plain(values: Any) -> Any:
+def _to_tuple(values: Any) -> Any:
     return tuple(np.asarray(values, dtype=np.float64).tolist())

@@ -94,7 +94,7 @@ class MetaworldEnv(MujocoEnv):
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Make Meta-World's environment; raises `HostError` if Meta-World lacks the task or cannot be imported."""
         super().__init__(task, wants, versions)
-        self._rules = metaworld_task(task.name)
+        self._task_entry = metaworld_task(task.name)
         self._env = make_env(task.name)
         self._identity = read_identity(type(self._env), None, "metaworld", "")
         self.dt_s = float(self._env.dt)
@@ -113,8 +113,8 @@ class MetaworldEnv(MujocoEnv):
         self._stop_recording()
         self._renders_next = True
         env = self._env
-        drawn_seed, place = (drawn_reset_seed(seed), 0) if seed.drawn else (seed.env_seed, seed.init_state_index)
-        env.set_task(draw_goals(self.task.name, drawn_seed)[place])
+        goal_seed, goal_index = (drawn_reset_seed(seed), 0) if seed.drawn else (seed.env_seed, seed.init_state_index)
+        env.set_task(draw_goals(self.task.name, goal_seed)[goal_index])
         vector, _ = env.reset()
         self._success = False
         still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
@@ -128,12 +128,12 @@ class MetaworldEnv(MujocoEnv):
         scene = self._change_physics(seed, self._read_scene())
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = mujoco_recorder.Recorder(env.model, env.data, scene)
-        off_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
+        undo_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
         # Record after the physics but before Meta-World's `mj_forward`, which updates positions by one substep.
-        off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
+        undo_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
         self._recorder = recorder
-        self._hooks += [off_substeps, off_steps]
+        self._undo_hooks += [undo_substeps, undo_steps]
 
     def _set_substeps(self, count: int) -> None:
         self._env.frame_skip = count
@@ -145,6 +145,7 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector), self._success
 
     def _advance(self, action: Action) -> tuple[NDArray[np.float64], bool]:
+        # Makes one control step; returns Meta-World's observation [39] and success.
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
@@ -152,10 +153,10 @@ class MetaworldEnv(MujocoEnv):
         return self._env.model, self._env.data
 
     def _read_scene(self) -> mujoco_recorder.Scene:
-        return read_scene(self._env.model, self._rules)
+        return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
-        return next(iter(self._rules.targets), None)
+        return next(iter(self._task_entry.targets), None)
 
     def close(self) -> None:
         self._stop_recording()
@@ -171,9 +172,9 @@ class MetaworldEnv(MujocoEnv):
         data = self._env.data
         site, quat = data.site("endEffector"), np.empty(4)
         mujoco.mju_mat2Quat(quat, site.xmat)
-        own = {_HAND_READING: vector[:4].copy()}
+        readings = {_HAND_READING: vector[:4].copy()}
         if self._wants.privileged:
-            own[_STATE_READING] = vector.copy()
+            readings[_STATE_READING] = vector.copy()
         cameras = self._wants.cameras
         renders, self._renders_next = self._renders_next, True
         return Observation(
@@ -182,29 +183,30 @@ class MetaworldEnv(MujocoEnv):
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
             images=(
-                {camera: self._look(camera).image(self._wants.image_size) for camera in cameras}
+                {camera: self._aim_renderer(camera).image(self._wants.image_size) for camera in cameras}
                 if renders
                 else UnrenderedImages(cameras)
             ),
-            extra=own,
+            extra=readings,
         )
 
-    def _look(self, camera: str) -> Renderer:
+    def _aim_renderer(self, camera: str) -> Renderer:
+        # Returns the renderer, ready to render what a camera shows now.
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
-        with self._place(camera) as own:
-            self._renderer.look(self._env.data, Camera(own))
+        with self._moved_camera(camera) as model_camera:
+            self._renderer.look(self._env.data, Camera(model_camera))
         return self._renderer
 
     @contextmanager
-    def _place(self, camera: str) -> Iterator[str]:
+    def _moved_camera(self, camera: str) -> Iterator[str]:
         """Within the block, place a camera as in `_MOVED_M`, if listed there; yield the camera's name in Meta-World."""
-        own, place_m = _MOVED_M.get(camera, (camera, None))
-        position = self._env.data.camera(own).xpos
-        stood = position.copy()
-        position[:] = stood if place_m is None else place_m
-        yield own
-        position[:] = stood
+        model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
+        position = self._env.data.camera(model_camera).xpos
+        original_pos_m = position.copy()
+        position[:] = original_pos_m if moved_pos_m is None else moved_pos_m
+        yield model_camera
+        position[:] = original_pos_m
 
 
 # Suites, tasks and goals; names and roles of a model's bodies
@@ -233,11 +235,11 @@ def _read_tasks() -> _MetaworldTasks:
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
     """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
-    file = _read_tasks()
-    require_known("Meta-World", "suite", suite, file.suites)
+    table = _read_tasks()
+    require_known("Meta-World", "suite", suite, table.suites)
     return tuple(
-        Task(suite, name, index, name, file.tasks[name].instruction, STILL, file.init_states, file.horizon)
-        for index, name in enumerate(file.suites[suite])
+        Task(suite, name, index, name, table.tasks[name].instruction, STILL, table.init_states, table.horizon)
+        for index, name in enumerate(table.suites[suite])
     )
 
 
@@ -279,14 +281,14 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
-    kinds = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
-    moved = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
-    objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
-    links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
+    joint_types = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
+    goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    objects = {names[body]: body for body in moving if names[body] in rules.targets or joint_types[body] == _FREE}
+    links = {names[body]: body for body in moving if names[body] not in objects and body not in goal_bodies}
     roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
-    parts = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
-    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
+    pieces = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
+    furniture_pieces = [frozenset(name for name in piece if roles.get(name) == "furniture") for piece in pieces]
     return mujoco_recorder.Scene(
         body_name=names,
         roles=roles,
@@ -295,7 +297,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
         eef_site=int(model.site("endEffector").id),
         arm_dofs=(),
-        fixtures=tuple(group for group in fixed if len(group) > 1),
+        fixtures=tuple(piece for piece in furniture_pieces if len(piece) > 1),
     )
 
 
@@ -306,13 +308,14 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
-        parent, own = int(model.body_parentid[body]), str(model.body(body).name)
+        parent, own_name = int(model.body_parentid[body]), str(model.body(body).name)
         stands_alone = parent == 0 or body in robot or model.body_jntnum[body] > 0
         fallback = _read_tasks().names.get(names[parent], names[parent]) if model.body_jntnum[body] else names[parent]
-        names.append((own if stands_alone else "") or fallback)
+        names.append((own_name if stands_alone else "") or fallback)
     return tuple(names)
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
-    inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
-    return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
+    # Returns the ids of the geoms of a finger's bodies that can collide.
+    is_on_finger = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
+    return tuple(int(geom) for geom in np.flatnonzero(is_on_finger & (model.geom_contype > 0)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONTROL_STEP_S = 0.05
 FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, including its repeated computations
-_CHATTER = (
+_HIDDEN_LOG_PREFIXES = (  # beginnings of robosuite's log messages that are hidden
     "No private macro file found",
     "It is recommended to use a private macro",
     "To setup, run: python",
@@ -55,7 +55,7 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 class MujocoHost(Host):
     """Base class of hosts with `MujocoEnv` environments, which support all physics changes and viewers of records."""
 
-    supports = HostSupport(changeable=frozenset(part.name for part in fields(PhysicsChange)), pictures=True)
+    supports = HostSupport(changeable=frozenset(field.name for field in fields(PhysicsChange)), pictures=True)
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> MujocoEnv:
@@ -79,7 +79,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True
-        self._hooks: list[Undo] = []
+        self._undo_hooks: list[Undo] = []  # undo what recording changed in the simulation
 
     @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -89,7 +89,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def _read_scene(self) -> Scene:
         """Return the names and roles of the bodies in the current model."""
 
-    def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
+    def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
         """Return a function that maps qpos and qvel to an observation; None if the host has no such function."""
         return None
 
@@ -107,7 +107,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """
         try:
             self.reset(episode_seed(episode))
-            scene, observe = self._read_scene(), self._observe_pose()
+            scene, observe = self._read_scene(), self._make_pose_observer()
             model = self._mujoco()[0]
             return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
         except BaseException:
@@ -122,21 +122,21 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
         change = seed.change or PhysicsChange()
         model, data = self._mujoco()
-        self._hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
+        self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
         if change.time_step == 1:
             return scene
-        count = round(self.dt_s / model.opt.timestep)
-        changed = max(1, round(count / change.time_step))
-        self._hooks.append(partial(self._set_time_step, float(model.opt.timestep), count))
-        self._set_time_step(self.dt_s / changed, changed)
-        return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * changed / count)))
+        substeps = round(self.dt_s / model.opt.timestep)
+        new_substeps = max(1, round(substeps / change.time_step))
+        self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
+        self._set_time_step(self.dt_s / new_substeps, new_substeps)
+        return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
         self._mujoco()[0].opt.timestep = time_step_s
         self._set_substeps(substeps)
 
     def _stop_recording(self) -> None:
-        undo_all(self._hooks)
+        undo_all(self._undo_hooks)
         self._recorder = None
 
 
@@ -161,17 +161,18 @@ class RobosuiteEnv(MujocoEnv):
         self._privileged: ScenePrivileged | None = None
         self._env: Any = None
         self._is_fast = os.environ.get(FAST) != "no"
-        self._slow_down: Undo | None = None
+        self._undo_speed_up: Undo | None = None
 
     def run_fast(self, wanted: bool) -> None:
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        if self._is_fast and self._slow_down is None:
-            self._slow_down = speed_up(self._robosuite())
-        elif not self._is_fast and self._slow_down is not None:
-            self._slow_down()
-            self._slow_down = None
+        # Applies or removes robosuite's speed-up, as `run_fast` has requested.
+        if self._is_fast and self._undo_speed_up is None:
+            self._undo_speed_up = speed_up(self._robosuite())
+        elif not self._is_fast and self._undo_speed_up is not None:
+            self._undo_speed_up()
+            self._undo_speed_up = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and the benchmark's success.
@@ -188,7 +189,7 @@ class RobosuiteEnv(MujocoEnv):
         self._success = success
         return self._observe(raw), success
 
-    def _observe_pose(self) -> Callable[[Floats, Floats], Observation]:
+    def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
         import mujoco
 
         def observe(qpos: Floats, qvel: Floats) -> Observation:
@@ -212,16 +213,15 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment, and return a new one, which the caller must reset. `is_seen` says whether the
-        observation of that reset is the first of the episode.
-        """
+        """Close the environment, and return a new one, which the caller must reset; `is_seen` as in `_install_gate`."""
         self.close()
-        self._env, self._slow_down = make(), None
+        self._env, self._undo_speed_up = make(), None
         self._set_speed()
-        self._open_gate(is_seen=is_seen)
+        self._install_gate(is_seen=is_seen)
         return self._env
 
-    def _open_gate(self, *, is_seen: bool) -> None:
+    def _install_gate(self, *, is_seen: bool) -> None:
+        # `is_seen` says whether the policy gets the observation of the coming reset, so that it must be rendered.
         self._gate.install(self._robosuite())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -247,6 +247,7 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
+        # Position [3] in m and quaternion wxyz [4] of a mobile base, world frame; (None, None) without such a base.
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
@@ -264,7 +265,7 @@ class RobosuiteEnv(MujocoEnv):
         self._recorder, detach = attach_recorder(
             simulation, self.substep_method, scene, task_id, read_subgoals=self._read_subgoals
         )
-        self._hooks.append(detach)
+        self._undo_hooks.append(detach)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
         return self._observe(raw)
 
@@ -282,16 +283,18 @@ class RobosuiteEnv(MujocoEnv):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
-            extra=self._own_readings()
+            extra=self._extra_readings()
             | {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra},
         )
 
-    def _read_joints(self, raw: RawObservation, name: str) -> Floats:
+    def _read_joints(self, raw: RawObservation, reading: str) -> Floats:
+        # Joins one reading, such as `robot0_joint_pos`, of all robots. Both arms of one robot share its readings.
         prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in self._arm_prefixes().values()) or ["robot0_"]
-        names = [name.replace("robot0_", prefix) for prefix in prefixes]
-        return np.concatenate([np.array(raw[each], dtype=np.float64) for each in names])
+        keys = [reading.replace("robot0_", prefix) for prefix in prefixes]
+        return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
-    def _own_readings(self) -> dict[str, Floats]:
+    def _extra_readings(self) -> dict[str, Floats]:
+        # Entries of `Observation.extra` that every policy gets, whatever it wants.
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
@@ -307,14 +310,15 @@ class RobosuiteEnv(MujocoEnv):
         if self._wants.cameras and not self._gate.is_fresh:
             problem = "the simulator rendered no image in this control step"
             raise HostError(problem, remedy="Let the simulator's cameras sample once per control step, at 20 Hz.")
+        # robosuite's images begin with the bottom row.
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
     """Return the readings of one arm from robosuite's observation; no finger positions if it has no gripper."""
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
-    place, turn = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
-    return policy.ArmObservation(place, turn, fingers)
+    eef_pos_m, eef_quat_wxyz = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
+    return policy.ArmObservation(eef_pos_m, eef_quat_wxyz, fingers)
 
 
 def camera_options(wants: Wants) -> dict[str, object]:
@@ -340,16 +344,18 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
     from robosuite.controllers import load_composite_controller_config
 
     configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
-    robots = {"robots": robot, "controller_configs": configs[0]}
+    single_robot = {"robots": robot, "controller_configs": configs[0]}
     return {
-        **(robots if count == 1 else {"robots": [robot] * count, "controller_configs": configs}),
+        **(single_robot if count == 1 else {"robots": [robot] * count, "controller_configs": configs}),
         **camera_options(wants),
     }
 
 
 def quieten_log() -> None:
     """Silence robosuite's log messages that this package does not need."""
-    logging.getLogger("robosuite_logs").addFilter(lambda record: not record.getMessage().startswith(_CHATTER))
+    logging.getLogger("robosuite_logs").addFilter(
+        lambda record: not record.getMessage().startswith(_HIDDEN_LOG_PREFIXES)
+    )
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -374,24 +380,24 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     """Return the coordinates of every joint of a MuJoCo model in the flat state, which begins with the time. A free
     joint gives position and rotation, named after its body; another joint gives one coordinate, with its name if any.
     """
-    found = list[Coordinate]()
+    coordinates = list[Coordinate]()
     for joint in range(model.njnt):
-        first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
+        start, joint_type = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
         body = body_name[int(model.jnt_bodyid[joint])]
         name = str(model.joint(joint).name) or body
-        if kind == _FREE:
-            found += [Coordinate(body, "position", first, 3), Coordinate(body, "rotation", first + 3, 4)]
-        elif kind == _BALL:
-            found.append(Coordinate(name, "rotation", first, 4))
+        if joint_type == _FREE:
+            coordinates += [Coordinate(body, "position", start, 3), Coordinate(body, "rotation", start + 3, 4)]
+        elif joint_type == _BALL:
+            coordinates.append(Coordinate(name, "rotation", start, 4))
         else:
-            found.append(Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1))
-    return tuple(found)
+            coordinates.append(Coordinate(name, "position" if joint_type == _SLIDE else "rotation", start, 1))
+    return tuple(coordinates)
 
 
 # Reversible changes of a compiled model for one episode
 
 
-_CLASSES = 31  # bits of `contype`, an int32, without the sign
+_MASK_BITS = 31  # bits of `contype`, an int32, without the sign
 _FROZEN_KG = 1e10  # inertia at which nothing moves noticeably within an episode
 ROBOT = "robot"
 
@@ -404,14 +410,14 @@ def change_model(
     The default change writes and computes nothing. `seed` determines the directions of `change.shift_m`. Raises
     `HostError` for a body that the scene lacks, and for a model with more kinds of geoms than bits.
     """
-    changed = () if change == PhysicsChange() else _CHANGED
-    kept = {name: getattr(model, name).copy() for name in changed}
-    options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if changed}
+    array_names = () if change == PhysicsChange() else _CHANGED_ARRAYS
+    saved_arrays = {name: getattr(model, name).copy() for name in array_names}
+    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if array_names}
 
     def restore() -> None:
-        for name, array in kept.items():
+        for name, array in saved_arrays.items():
             getattr(model, name)[...] = array
-        for name, value in options.items():
+        for name, value in saved_options.items():
             setattr(model.opt, name, value)
 
     if change.iterations != 1:
@@ -432,7 +438,7 @@ def change_model(
     return restore
 
 
-_CHANGED = (  # arrays of a model that a change may write
+_CHANGED_ARRAYS = (  # arrays of a model that a change may write
     *(f"{kind}_{part}" for kind in ("geom", "pair") for part in ("solref", "solimp", "friction")),
     *(f"{kind}_{mask}" for kind in ("geom", "body") for mask in ("contype", "conaffinity")),
     "dof_armature",
@@ -440,19 +446,22 @@ _CHANGED = (  # arrays of a model that a change may write
 )
 
 
-def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
-    """Multiply time constants [s] by a factor, or divide stiffness and damping if `solref` holds these (as negative
-    values). MuJoCo uses no time constants below two time steps, `least_s`, so smaller ones are first set to `least_s`.
+def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) -> None:
+    """Multiply time constants [s] by `factor`, or, if `solref` holds stiffness and damping (as negative values), divide
+    them by factor² and factor. MuJoCo raises time constants below two time steps, `min_time_s`, to that value, so this
+    is done first. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
-    is_time = solref[:, :1] > 0
-    softened = np.maximum(solref, [least_s, -np.inf]) * [factor, 1.0]
-    solref[...] = np.where(is_time, softened, solref / [factor**2, factor])
+    # Both are changed in place: solref [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
+    is_time_constant = solref[:, :1] > 0
+    softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
+    solref[...] = np.where(is_time_constant, softened, solref / [factor**2, factor])
     solimp[:, :2] = np.clip(1.0 - (1.0 - solimp[:, :2]) * factor, 0.0001, 0.9999)
 
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
-    names = {body for body, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
-    selected = np.array([scene.body_name[body] in names for body in model.geom_bodyid], dtype=np.bool_)
+    # Returns a mask [ngeom] of the geoms of one body, by recorded name, or of the whole robot.
+    body_names = {other for other, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
+    selected = np.array([scene.body_name[body] in body_names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
         listed = ", ".join(sorted({scene.body_name[body] for body in model.geom_bodyid}))
         raise HostError(f"the scene has no body {name!r}", remedy=f"Bodies in the scene: {ROBOT}, {listed}.")
@@ -464,33 +473,36 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     and in the same sets form a kind: its `contype` is one bit, its `conaffinity` the bits of kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
-    kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
-    types, affinities, in_first, in_second = kinds
-    if kinds.shape[1] > _CLASSES:
-        problem = f"the scene has {kinds.shape[1]} kinds of geoms; at most {_CLASSES} can be distinguished"
+    # One column of `kinds` per kind; with K kinds, `collides` and `is_separated` are [K, K].
+    kinds, kind_of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
+    kind_contypes, kind_affinities, in_first, in_second = kinds
+    if kinds.shape[1] > _MASK_BITS:
+        problem = f"the scene has {kinds.shape[1]} kinds of geoms; at most {_MASK_BITS} can be distinguished"
         raise HostError(problem, remedy="Choose another contact pair.")
-    meets = (types[:, None] & affinities) | (types & affinities[:, None]) != 0
-    parted = in_first[:, None] & in_second
-    meets &= (parted | parted.T) == 0
+    collides = (kind_contypes[:, None] & kind_affinities) | (kind_contypes & kind_affinities[:, None]) != 0
+    is_separated = in_first[:, None] & in_second
+    collides &= (is_separated | is_separated.T) == 0
     bits = 1 << np.arange(kinds.shape[1])
-    contype[...], conaffinity[...] = bits[of_geom.ravel()], (meets @ bits)[of_geom.ravel()]
-    _join_masks(model)
+    contype[...], conaffinity[...] = bits[kind_of_geom.ravel()], (collides @ bits)[kind_of_geom.ravel()]
+    _update_body_masks(model)
 
 
-def _join_masks(model: mujoco.MjModel) -> None:
-    for mask in ("contype", "conaffinity"):
-        of_body = getattr(model, f"body_{mask}")
-        of_body[...] = 0
-        np.bitwise_or.at(of_body, model.geom_bodyid, getattr(model, f"geom_{mask}"))
+def _update_body_masks(model: mujoco.MjModel) -> None:
+    # MuJoCo skips a pair of bodies by their masks, each the union of its geoms' masks.
+    for mask_name in ("contype", "conaffinity"):
+        body_mask = getattr(model, f"body_{mask_name}")
+        body_mask[...] = 0
+        np.bitwise_or.at(body_mask, model.geom_bodyid, getattr(model, f"geom_{mask_name}"))
 
 
 def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
+    # Lets a body touch nothing, and makes it too heavy to move.
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")
-    for mask in ("geom_contype", "geom_conaffinity"):
-        getattr(model, mask)[geoms] = 0
-    _join_masks(model)
+    for mask_name in ("geom_contype", "geom_conaffinity"):
+        getattr(model, mask_name)[geoms] = 0
+    _update_body_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
     for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies whose center of mass is their origin
         getattr(model, inertia)[dofs] = _FROZEN_KG
@@ -498,10 +510,11 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
 
 
 def _shift_bodies(model: mujoco.MjModel, data: mujoco.MjData, shift_m: float, seed: Sequence[int]) -> None:
+    # Moves each free body by `shift_m` in a random horizontal direction.
     import mujoco
 
-    free = model.jnt_qposadr[model.jnt_type == _FREE]
-    angle = np.random.default_rng(list(seed)).uniform(0, 2 * np.pi, size=len(free))
-    data.qpos[free] += shift_m * np.cos(angle)
-    data.qpos[free + 1] += shift_m * np.sin(angle)
+    x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # where each free body's x is in qpos; y follows
+    angles_rad = np.random.default_rng(list(seed)).uniform(0, 2 * np.pi, size=len(x_addresses))
+    data.qpos[x_addresses] += shift_m * np.cos(angles_rad)
+    data.qpos[x_addresses + 1] += shift_m * np.sin(angles_rad)
     mujoco.mj_forward(model, data)

@@ -49,17 +49,17 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         with egl_device() if by_egl else nullcontext(), _without_log_file():
             yield
     except Exception as error:
-        frames = _list_modules(error)
-        is_graphics = any(name.startswith(("OpenGL", "mujoco")) for name in frames)
+        module_names = _traceback_modules(error)
+        is_graphics = any(name.startswith(("OpenGL", "mujoco")) for name in module_names)
         is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
-        asked = os.environ.get("MUJOCO_GL")
-        where = f" with MUJOCO_GL={asked}" if asked and is_graphics else ""
+        backend = os.environ.get("MUJOCO_GL")
+        backend_note = f" with MUJOCO_GL={backend}" if backend and is_graphics else ""
         remedy = (
             install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
         )
-        problem = f"{simulator} cannot be imported{where}: {type(error).__name__}: {error}"
+        problem = f"{simulator} cannot be imported{backend_note}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
-    _choose_for_robosuite()
+    _patch_robosuite_display()
 
 
 _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
@@ -67,28 +67,31 @@ _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 @contextmanager
 def _without_log_file() -> Iterator[None]:
-    make = logging.FileHandler
+    # Lets robosuite, which opens `_LOG_FILE` when it is imported, log nothing if the file belongs to another user.
+    file_handler = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        logging.FileHandler = make  # type: ignore[misc]
+        logging.FileHandler = file_handler  # type: ignore[misc]
 
 
-def _list_modules(error: BaseException) -> list[str]:
-    names, frame = [], error.__traceback__
-    while frame is not None:
-        names.append(str(frame.tb_frame.f_globals.get("__name__")))
-        frame = frame.tb_next
-    return names
+def _traceback_modules(error: BaseException) -> list[str]:
+    # Returns the module names of an error's traceback, outermost call first.
+    module_names, entry = [], error.__traceback__
+    while entry is not None:
+        module_names.append(str(entry.tb_frame.f_globals.get("__name__")))
+        entry = entry.tb_next
+    return module_names
 
 
-def _choose_for_robosuite() -> None:
+def _patch_robosuite_display() -> None:
+    # Lets robosuite create each display with the EGL device of `egl_device`, if robosuite's EGL module is imported.
     module = sys.modules.get(_ROBOSUITE)
-    make = getattr(module, _MAKE_DISPLAY, None)
-    if make is None or hasattr(make, "__wrapped__"):
-        return
+    create_display = getattr(module, _MAKE_DISPLAY, None)
+    if create_display is None or hasattr(create_display, "__wrapped__"):
+        return  # not imported, or patched already
 
     def make_display(original: Callable[..., object], device_id: int = 0) -> object:
         with egl_device():
@@ -116,10 +119,10 @@ def egl_device() -> Iterator[None]:
     """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. This variable and
     CUDA_VISIBLE_DEVICES are restored afterwards. Logs one warning if the choice is a guess.
     """
-    before = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
-    if before[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
+    saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
+    if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
         worker = os.environ.get(WORKER, "0")
-        index, warning = choose_device(_list_devices(), before[VISIBLE], int(worker) if worker.isdecimal() else 0)
+        index, warning = choose_device(_list_devices(), saved[VISIBLE], int(worker) if worker.isdecimal() else 0)
         if warning:
             warn_once(f"{warning}; EGL device {index} renders images. Set {DEVICE} to choose another.")
         if index is not None:
@@ -128,7 +131,7 @@ def egl_device() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -139,30 +142,32 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     workers use its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV) count only visible devices, or all
     devices if there are more ordinals than visible devices. If nothing is known, return None: the simulator chooses.
     """
-    named = () if visible is None else map(str.strip, visible.split(","))
-    entries = list(takewhile(_CUDA_NAME.match, named))  # as in CUDA, the first word that names no GPU ends the list
-    ordinals = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
+    words = () if visible is None else map(str.strip, visible.split(","))
+    entries = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that names no GPU ends the list
+    index_of_ordinal = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
     if visible is not None and not entries:
-        software = [index for index, device in enumerate(devices) if device.is_software]
-        warning = "" if software else f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
-        return (software or [0])[0], warning
-    if not ordinals:
+        software_indices = [index for index, device in enumerate(devices) if device.is_software]
+        warning = "" if software_indices else f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
+        return (software_indices or [0])[0], warning
+    if not index_of_ordinal:
         return (None, "") if visible is None else (0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none")
-    chosen, warning = [ordinals[number] for number in sorted(ordinals)], ""
-    if visible is not None and len(ordinals) > len(entries):
-        numbers = [int(entry) for entry in entries if entry.isdecimal()]
-        if len(numbers) == len(entries) and ordinals.keys() >= set(numbers):
-            chosen = [ordinals[number] for number in numbers]
+    indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
+    if visible is not None and len(index_of_ordinal) > len(entries):
+        visible_ordinals = [int(entry) for entry in entries if entry.isdecimal()]
+        if len(visible_ordinals) == len(entries) and index_of_ordinal.keys() >= set(visible_ordinals):
+            indices = [index_of_ordinal[ordinal] for ordinal in visible_ordinals]
         else:
-            warning = f"EGL lists {len(ordinals)} GPUs, which cannot be matched with {VISIBLE}={visible}"
-    return chosen[worker % len(chosen)], warning
+            warning = f"EGL lists {len(index_of_ordinal)} GPUs, which cannot be matched with {VISIBLE}={visible}"
+    return indices[worker % len(indices)], warning
 
 
-_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # constants of EGL_NV_device_cuda in Khronos' EGL registry
+# EGL_CUDA_DEVICE_NV and EGL_EXTENSIONS in Khronos' EGL registry, and the most devices to list
+_CUDA_DEVICE, _EXTENSIONS, _MAX_DEVICES = 0x323A, 0x3055, 64
 
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
+    # Returns EGL's devices, in EGL's order; () if EGL or its functions for devices are missing.
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
@@ -179,12 +184,12 @@ def _list_devices() -> tuple[EglDevice, ...]:
     query_all, query_number, query_text = (
         ctypes.CFUNCTYPE(*types)(address) for types, address in zip(prototypes.values(), addresses, strict=True)
     )
-    handles, count, number = (ctypes.c_void_p * _MOST)(), ctypes.c_int(), ctypes.c_ssize_t()
-    if not query_all(_MOST, handles, ctypes.byref(count)):
+    handles, count, ordinal = (ctypes.c_void_p * _MAX_DEVICES)(), ctypes.c_int(), ctypes.c_ssize_t()
+    if not query_all(_MAX_DEVICES, handles, ctypes.byref(count)):
         return ()
     devices = []
     for handle in handles[: count.value]:
-        cuda = number.value if query_number(handle, _CUDA_DEVICE, ctypes.byref(number)) else None
+        cuda = ordinal.value if query_number(handle, _CUDA_DEVICE, ctypes.byref(ordinal)) else None
         devices.append(EglDevice(cuda, b"software" in (query_text(handle, _EXTENSIONS) or b"")))
     return tuple(devices)
 
@@ -199,10 +204,10 @@ def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
     missing = [name for name in _CACHES if name not in variables]
     if not missing or _can_write(Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
         return
-    private = tempfile.mkdtemp(prefix="safevla-caches-")  # mode 0700
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix="safevla-caches-")  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in missing:
-        os.environ[name] = str(Path(private, _CACHES[name]))
+        os.environ[name] = str(Path(folder, _CACHES[name]))
 
 
 def _can_write(folder: Path) -> bool:

@@ -37,15 +37,15 @@ class ScenePrivileged:
         """Measure sizes in the pose of `data`. `sites` maps names of goal sites to views [3] of their positions."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
-        made_of: dict[str, tuple[int, ...]] = {}
+        bodies_of_name: dict[str, tuple[int, ...]] = {}
         for body, name in enumerate(scene.body_name):
             if scene.roles.get(name) != "robot":
-                made_of[name] = (*made_of.get(name, ()), body)
-        boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
-        pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+                bodies_of_name[name] = (*bodies_of_name.get(name, ()), body)
+        boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in bodies_of_name.items()}
+        pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in bodies_of_name.items()}
         self._boxes = {name: box for name, box in boxes.items() if box}
-        self._pieces = {name: parts for name, parts in pieces.items() if parts}
-        self._root = {name: made_of[name][0] for name in self._boxes}
+        self._pieces = {name: geom_boxes for name, geom_boxes in pieces.items() if geom_boxes}
+        self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
         if scene.eef_site is not None:  # robosuite makes the end effector a separate body next to the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
@@ -54,8 +54,8 @@ class ScenePrivileged:
         """Return the scene's current ground truth, as read-only copies."""
         data = self._data
         return Privileged(
-            body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root.items()},
-            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in self._root.items()},
+            body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},
+            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in self._root_body.items()},
             half_extents_m={name: half for name, (half, _) in self._boxes.items()},
             center_m={name: center for name, (_, center) in self._boxes.items()},
             sites_m={name: read_only(position) for name, position in self._sites.items()},
@@ -67,12 +67,13 @@ class ScenePrivileged:
 
 
 def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:
-    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
-    sized = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
-    return np.flatnonzero(inside & sized)
+    collides = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    is_bounded = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
+    return np.flatnonzero(collides & is_bounded)
 
 
 def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
+    # Returns the vertices of a geom's mesh in the geom's frame, [V, 3].
     mesh = model.geom_dataid[geom]
     first = model.mesh_vertadr[mesh]
     corners: NDArray[np.float32] = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
@@ -88,8 +89,8 @@ def bounding_box(
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
-    turn = data.xmat[root].reshape(3, 3)
-    spans = [_geom_span(model, data, int(geom), data.xpos[root], turn) for geom in geoms]
+    rotation = data.xmat[root].reshape(3, 3)
+    spans = [_geom_span(model, data, int(geom), data.xpos[root], rotation) for geom in geoms]
     low = np.min([span[0] for span in spans], axis=0)
     high = np.max([span[1] for span in spans], axis=0)
     return read_only((high - low) / 2), read_only((high + low) / 2)
@@ -102,30 +103,30 @@ def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: t
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
-    frame = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
-    turns = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    world_to_root = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
+    geom_rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)
     boxes = [_geom_box(model, int(geom)) for geom in geoms]
-    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", turns, np.array([center for center, _ in boxes]))
+    centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", geom_rotations, np.array([center for center, _ in boxes]))
     return Boxes(
-        center_m=read_only(frame.apply(centers - data.xpos[root])),
+        center_m=read_only(world_to_root.apply(centers - data.xpos[root])),
         half_extents_m=read_only(np.array([half for _, half in boxes])),
-        quat_wxyz=read_only(np.roll((frame * Rotation.from_matrix(turns)).as_quat(), 1, axis=1)),
+        quat_wxyz=read_only(np.roll((world_to_root * Rotation.from_matrix(geom_rotations)).as_quat(), 1, axis=1)),
     )
 
 
 def read_only(array: NDArray[np.float64]) -> Floats:
     """Return a copy that cannot be written to."""
-    copy = np.array(array, dtype=np.float64)
-    copy.flags.writeable = False
-    return copy
+    read_only_copy = np.array(array, dtype=np.float64)
+    read_only_copy.flags.writeable = False
+    return read_only_copy
 
 
 def _geom_span(
-    model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, turn: Floats
+    model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the minimum and maximum coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
-    axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
-    center = turn.T @ (data.geom_xpos[geom] - origin)
+    """Return minimum and maximum coordinates of one geom in the frame at `origin` with axes `rotation`, [3] each."""
+    axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)
+    center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
         points = _mesh_corners(model, geom) @ axes.T
         return center + points.min(axis=0), center + points.max(axis=0)
@@ -141,13 +142,15 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    along = np.abs(axes[:, 2])
+    # The rest has its axis along the geom's z; its size is the radius, then half the length.
+    axis_share = np.abs(axes[:, 2])
     if kind == _CAPSULE:
-        return np.asarray(along * size[1] + size[0])
-    return np.asarray(along * size[1] + size[0] * np.sqrt(np.clip(1 - along**2, 0, None)))
+        return np.asarray(axis_share * size[1] + size[0])
+    return np.asarray(axis_share * size[1] + size[0] * np.sqrt(np.clip(1 - axis_share**2, 0, None)))
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
+    # Returns center [3] and half extents [3] of a box around a geom, along the geom's axes and in its frame.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         points = _mesh_corners(model, geom)

@@ -38,8 +38,8 @@ class Appearance:
 
 
 ROBOSUITE = Appearance()
-_SHADOWS = 1024  # size of the shadow map [texels]; with a larger map, software rendering takes 1 s per picture
-_NOTHING = -1
+_SHADOW_MAP_SIZE = 1024  # size of the shadow map [texels]; with a larger map, software rendering takes 1 s per picture
+_NO_BODY = -1
 
 
 class Renderer:
@@ -54,7 +54,7 @@ class Renderer:
         import mujoco
 
         self.size = size
-        self._turned, self._turns = appearance.turned, False
+        self._upside_down_cameras, self._is_upside_down = appearance.turned, False
         self._model = model
         backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
         try:
@@ -65,7 +65,7 @@ class Renderer:
             raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=GRAPHICS_REMEDY) from error
         self._gl.make_current()
         model.vis.global_.offheight, model.vis.global_.offwidth = size
-        model.vis.quality.shadowsize = _SHADOWS
+        model.vis.quality.shadowsize = _SHADOW_MAP_SIZE
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
@@ -80,14 +80,14 @@ class Renderer:
         """
         import mujoco
 
-        self._turns = camera.lookat_m is None and camera.name in self._turned
-        view, everything = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
+        self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
+        view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
         if camera.lookat_m is None:
             view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera.name).id
         else:
             view.type, view.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, camera.lookat_m
             view.distance, view.azimuth, view.elevation = camera.distance_m, camera.azimuth_deg, camera.elevation_deg
-        mujoco.mjv_updateScene(self._model, data, self._option, None, view, everything, self._scene)
+        mujoco.mjv_updateScene(self._model, data, self._option, None, view, all_categories, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Render the colors of the current view, uint8 [H, W, 3], upright; `size` is (height, width)."""
@@ -99,7 +99,7 @@ class Renderer:
         mujoco.mjr_render(rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
         upright = pixels[::-1]  # OpenGL starts with the bottom row
-        return (upright[::-1, ::-1] if self._turns else upright).copy()
+        return (upright[::-1, ::-1] if self._is_upside_down else upright).copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
         """Return the id of the body that each pixel of the current view shows, -1 for none, [H, W]."""
@@ -109,12 +109,13 @@ class Renderer:
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
         pixels = self.image(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
-        drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else the index of the drawn geom plus 1
-        owner = np.full(self._scene.ngeom + 1, _NOTHING)
+        # In this mode, a pixel's color is the id of the drawn geom, as three bytes (R lowest).
+        drawn_ids = pixels @ np.array([1, 256, 65536])  # 0 = background, else the index of the drawn geom plus 1
+        body_of_id = np.full(self._scene.ngeom + 1, _NO_BODY)
         for geom in self._scene.geoms[: self._scene.ngeom]:
             if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
-                owner[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
-        return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
+                body_of_id[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
+        return np.where(drawn_ids <= self._scene.ngeom, body_of_id[np.minimum(drawn_ids, self._scene.ngeom)], _NO_BODY)
 
     def close(self) -> None:
         self._gl.make_current()
@@ -151,9 +152,9 @@ class CameraGate:
 
     def install(self, env: Any) -> None:
         """Wrap the camera sensors that robosuite 1.4 or 1.5 makes after the next reset. A second call does nothing."""
-        create = env._create_camera_sensors
-        if getattr(create, "gate", None) is self:
-            return
+        create_sensors = env._create_camera_sensors
+        if getattr(create_sensors, "gate", None) is self:
+            return  # installed already
 
         def gate_sensor(sensor: _Sensor) -> _Sensor:
             @wraps(sensor)  # keeps robosuite's attribute for the sensor's modality
@@ -167,9 +168,9 @@ class CameraGate:
 
             return sample
 
-        @wraps(create)
+        @wraps(create_sensors)
         def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
-            sensors, names = create(*args, **options)
+            sensors, names = create_sensors(*args, **options)
             return list(map(gate_sensor, sensors)), names
 
         create_gated.gate = self  # type: ignore[attr-defined]
@@ -198,8 +199,8 @@ def main() -> None:
     with egl_device(), mujoco.Renderer(model, 64, 64) as renderer:
         renderer.update_scene(data, camera="seen")
         image = renderer.render()
-        name = gl.glGetString(gl.GL_RENDERER).decode()
-    print(json.dumps({"renderer": name, "darkest": int(image.min()), "brightest": int(image.max())}))
+        renderer_name = gl.glGetString(gl.GL_RENDERER).decode()
+    print(json.dumps({"renderer": renderer_name, "darkest": int(image.min()), "brightest": int(image.max())}))
 
 
 if __name__ == "__main__":

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     import mujoco
 
 HAND_CAMERA = "robot0_eye_in_hand"
-_SKETCH = (120, 160)
+_SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this share of the default view is easy to find
-_ENOUGH = 0.06  # larger shares of a close-up count as this one, so that a table has no advantage over a finger
-_NEARLY_BEST = 0.85
+_ENOUGH_SHARE = 0.06  # larger shares of a close-up count as this one, so that a table has no advantage over a finger
+_NEARLY_BEST_RATIO = 0.85  # a camera with this ratio of the best camera's share is good enough
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
-_RADII = 5.0
-_DISTANCE_M = (0.4, 1.4)
+_DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the radius of what it shows
+_DISTANCE_LIMITS_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom of this default color gets its material's color (MuJoCo 3.2.3)
-_ENDLESS_M = 10.0
-_VISIBLE_SITES = 3
+_PLANE_HALF_SIZE_M = 10.0  # shown instead of an infinite plane's half size
+_VISIBLE_SITE_GROUPS = 3  # MuJoCo shows sites of the groups 0 to 2 by default
 
 
 class MujocoStage(stage.Stage):
@@ -64,32 +64,37 @@ class MujocoStage(stage.Stage):
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
         self._observe, self._appearance = observe, appearance
         tracked, positions = episode.body_pos_m.episode_poses(0)
-        self._recorded = {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(tracked)}
-        self._eye: Renderer | None = None
-        names = {str(model.camera(number).name) for number in range(model.ncam)}
-        self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
+        self._recorded_pos_m = {
+            episode.body_label(int(body)): positions[:, column] for column, body in enumerate(tracked)
+        }
+        self._renderer: Renderer | None = None
+        camera_names = {str(model.camera(camera_id).name) for camera_id in range(model.ncam)}
+        self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in camera_names - {camera} else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows them nearly as well as possible. Raises `HostError` if the model lacks a body or cannot be rendered.
         """
-        usual = stage.Camera(self._camera)
+        default_camera = stage.Camera(self._camera)
         if not bodies:
-            return usual
-        self._set(record)
+            return default_camera
+        self._set_record(record)
         self._open_renderer(size)  # with the picture's size, so that `render` needs no new renderer
-        if (self._sketch_shares(usual, bodies) >= WELL_SHOWN).all():
-            return usual
-        owners = self._model.geom_bodyid
-        found = (np.flatnonzero(np.isin(owners, self._shown_ids(name, owners >= 0))) for name in bodies)
-        groups = [geoms for geoms in found if len(geoms)]
+        if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
+            return default_camera
+        body_of_geom = self._model.geom_bodyid
+        # For each body, all its geoms, or those of its stand-ins; unlike in pictures, invisible geoms count, too.
+        geoms_of_bodies = (
+            np.flatnonzero(np.isin(body_of_geom, self._shown_body_ids(name, body_of_geom >= 0))) for name in bodies
+        )
+        groups = [geoms for geoms in geoms_of_bodies if len(geoms)]
         if not groups:
-            return usual
+            return default_camera
         balls = (_bounding_ball(self._model, self._data, geoms) for geoms in groups)
-        where, radius = min(balls, key=lambda ball: ball[1])
-        cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
-        return choose_camera(cameras, [self._sketch_shares(camera, bodies) for camera in cameras])
+        center_m, radius_m = min(balls, key=lambda ball: ball[1])
+        cameras = list(close_ups(center_m, radius_m, azimuth_deg(self._model, self._data, self._camera)))
+        return choose_camera(cameras, [self._measure_shares(camera, bodies) for camera in cameras])
 
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
@@ -97,107 +102,119 @@ class MujocoStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` if the model lacks a body or cannot be
         rendered, and `KeyError` if the model has no camera of that name.
         """
-        self._set(record)
-        eye = self._open_renderer(size)
-        eye.look(self._data, camera)
-        seen = self._locate_bodies(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
-        return stage.Picture(eye.image(size), seen, self._current_positions())
+        self._set_record(record)
+        renderer = self._open_renderer(size)
+        renderer.look(self._data, camera)
+        seen = self._locate_bodies(renderer, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
+        return stage.Picture(renderer.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
         """Return the host's observation of a record, without images; None if the host cannot make one."""
         if self._observe is None:
             return None
-        self._set(record)
+        self._set_record(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
     def geometry(self) -> stage.SceneGeometry:
         """Return the model's visible shapes, and its default camera at record 0."""
-        self._set(0)
-        shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
-        stand_ins = {name: parts for name, parts in shown.items() if self._scene.body_name[parts[0]] != name}
+        self._set_record(0)
+        ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
+        stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
         shapes = extract_geometry(self._model, self._data, self._scene, self._camera, self._appearance)
         return replace(shapes, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies and the contacts between them in a record."""
-        self._set(record)
+        self._set_record(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
-        if self._eye is not None:
-            self._eye.close()
-        self._eye = None
+        if self._renderer is not None:
+            self._renderer.close()
+        self._renderer = None
         self._on_close()
 
-    def _set(self, record: int) -> None:
+    def _set_record(self, record: int) -> None:
         """Set the model to the instant of a record's poses. Poses are taken at the start of the last substep, but the
-        state at its end (see `mujoco.Recorder`), so positions move back by one substep, which is exact up to rounding.
-        Record 0 may follow no substep; its positions are moved back only if this brings them closer to those recorded.
+        state at its end (see `mujoco.recorder`), so positions move back by one substep, which is exact up to rounding.
+        Record 0 may follow no substep; its positions stay if they are then closer to those recorded.
         """
-        self._pose(record, -self._model.opt.timestep)
+        self._set_state(record, -self._model.opt.timestep)
         if record == 0:
-            gap = self._position_error_m(0)
-            self._pose(0, 0.0)
-            if gap <= self._position_error_m(0):
-                self._pose(0, -self._model.opt.timestep)
+            moved_back_error_m = self._position_error_m(0)
+            self._set_state(0, 0.0)
+            if moved_back_error_m <= self._position_error_m(0):
+                self._set_state(0, -self._model.opt.timestep)
 
-    def _pose(self, record: int, later_s: float) -> None:
+    def _set_state(self, record: int, offset_s: float) -> None:
+        # Sets the state of a record with all positions moved by `offset_s` times their velocities.
         import mujoco
 
         model, data = self._model, self._data
         set_state(model, data, self._states[record])
-        mujoco.mj_integratePos(model, data.qpos, data.qvel, later_s)
+        mujoco.mj_integratePos(model, data.qpos, data.qvel, offset_s)
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        shown = self._current_positions()
-        gaps = [np.linalg.norm(shown[name] - at[record]) for name, at in self._recorded.items() if name in shown]
-        return float(sum(gaps))
+        # The sum of the distances between the tracked bodies' current and recorded positions.
+        current_pos_m = self._current_positions()
+        errors_m = [
+            np.linalg.norm(current_pos_m[name] - path_m[record])
+            for name, path_m in self._recorded_pos_m.items()
+            if name in current_pos_m
+        ]
+        return float(sum(errors_m))
 
     def _current_positions(self) -> Mapping[str, Floats]:
+        # As in records: objects by the origin of their frame, links of fixtures by their center of mass.
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        if self._eye is None or (np.array(self._eye.size) < size).any():
-            least = self._eye.size if self._eye else _SKETCH
-            if self._eye is not None:
-                self._eye.close()
-            largest = (max(least[0], size[0]), max(least[1], size[1]))
-            self._eye = Renderer(self._model, largest, self._appearance)
-        return self._eye
+        # Returns a renderer for pictures of at least `size`; a larger one replaces one that is too small.
+        if self._renderer is None or (np.array(self._renderer.size) < size).any():
+            min_size = self._renderer.size if self._renderer else _SKETCH_SIZE
+            if self._renderer is not None:
+                self._renderer.close()
+            new_size = (max(min_size[0], size[0]), max(min_size[1], size[1]))
+            self._renderer = Renderer(self._model, new_size, self._appearance)
+        return self._renderer
 
-    def _sketch_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        eye = self._open_renderer(_SKETCH)
-        eye.look(self._data, camera)
-        return shares(self._locate_bodies(eye, bodies, _SKETCH), len(bodies))
+    def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
+        # The share of a small picture that each body covers, [B].
+        renderer = self._open_renderer(_SKETCH_SIZE)
+        renderer.look(self._data, camera)
+        return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        numbers = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # entry -1 stands for no body
+        # Returns `Picture.seen` for the renderer's current view.
+        number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # entry -1 stands for no body
         for number, name in enumerate(bodies, start=1):
-            numbers[self._visible_body_ids(name)] = number
-        return numbers[renderer.bodies(size)]
+            number_of_body[self._visible_body_ids(name)] = number
+        return number_of_body[renderer.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
-        bodies = [body for body, other in enumerate(self._scene.body_name) if other == name]
+        bodies = [body for body, recorded_name in enumerate(self._scene.body_name) if recorded_name == name]
         if not bodies:
             problem = f"the model has no body {name!r}"
             raise HostError(problem, remedy="Render with the versions that run.json names.")
         return bodies
 
     def _visible_body_ids(self, name: str) -> list[int]:
-        return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
+        return self._shown_body_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
-    def _shown_ids(self, name: str, counts: Bools) -> list[int]:
-        """Return the ids of the bodies to show for a recorded body. A body without geoms that `counts` [ngeom] marks is
+    def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
+        """Return the ids of the bodies to show for a recorded body. A body without geoms in `is_counted` [ngeom] is
         replaced by all bodies attached to it that have such geoms, or else by its closest ancestor that has them.
         """
-        bodies, owners = self._body_ids(name), self._model.geom_bodyid
-        if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
-            carried = [body for body in subtree_bodies(self._model, bodies[0]) if (counts & (owners == body)).any()]
-            bodies = carried or bodies
-        while not (np.isin(owners, bodies) & counts).any() and bodies != [0]:
+        bodies, body_of_geom = self._body_ids(name), self._model.geom_bodyid
+        if bodies != [0] and not (np.isin(body_of_geom, bodies) & is_counted).any():
+            attached = [
+                body for body in subtree_bodies(self._model, bodies[0]) if (is_counted & (body_of_geom == body)).any()
+            ]
+            bodies = attached or bodies
+        while not (np.isin(body_of_geom, bodies) & is_counted).any() and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
 
@@ -238,6 +255,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
+    # Returns the record's first state as a start; None unless it is a replay or has poses of fixtures.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
@@ -252,11 +270,11 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     if none are recorded. Raises `HostError` if they are not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
-    placed = (replay or host_header(extra)).get(FIXTURES)
-    if not placed:
+    recorded = (replay or host_header(extra)).get(FIXTURES)
+    if not recorded:
         return {}
     try:
-        poses = msgspec.convert(placed, dict[str, Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)]])
+        poses = msgspec.convert(recorded, dict[str, Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)]])
     except msgspec.ValidationError:
         remedy = "Give seven numbers for each fixture: position and quaternion, w first."
         raise HostError("the record's `fixtures` are not poses", remedy=remedy) from None
@@ -274,9 +292,11 @@ def extract_geometry(
 
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
-    number, quat = model.camera(camera).id, np.empty(4)
-    mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
-    view = stage.Viewpoint(camera, _plain(data.cam_xpos[number]), _plain(quat), float(model.cam_fovy[number]))
+    camera_id, quat = model.camera(camera).id, np.empty(4)
+    mujoco.mju_mat2Quat(quat, data.cam_xmat[camera_id])
+    view = stage.Viewpoint(
+        camera, _to_tuple(data.cam_xpos[camera_id]), _to_tuple(quat), float(model.cam_fovy[camera_id])
+    )
     return stage.SceneGeometry(scene.body_name, {}, shapes, tuple(meshes.values()), view)
 
 
@@ -287,71 +307,90 @@ def _visible_shapes(
     import mujoco
 
     # Height fields and other unsupported kinds of geoms are left out.
-    kinds: dict[int, stage.ShapeKind] = {
+    kind_of_type: dict[int, stage.ShapeKind] = {
         int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(stage.ShapeKind)
     }
-    geoms = np.isin(model.geom_group, list(appearance.groups))
-    sites = appearance.sites & (model.site_group < _VISIBLE_SITES)
-    for name, shown in (("geom", geoms), ("site", sites)):
-        types, bodies, places, turns, sizes, materials, colors = (
-            getattr(model, f"{name}_{part}") for part in ("type", "bodyid", "pos", "quat", "size", "matid", "rgba")
+    is_visible_geom = np.isin(model.geom_group, list(appearance.groups))
+    is_visible_site = appearance.sites & (model.site_group < _VISIBLE_SITE_GROUPS)
+    for element, is_visible in (("geom", is_visible_geom), ("site", is_visible_site)):
+        types, bodies, positions, quats, sizes, materials, colors = (
+            getattr(model, f"{element}_{field}") for field in ("type", "bodyid", "pos", "quat", "size", "matid", "rgba")
         )
-        for number in np.flatnonzero(shown):
-            kind = kinds.get(int(types[number]))
-            rgba, texture = _surface(model, int(materials[number]), colors[number])
+        for index in np.flatnonzero(is_visible):
+            kind = kind_of_type.get(int(types[index]))
+            rgba, texture_id = _read_color_and_texture(model, int(materials[index]), colors[index])
             if kind is None or rgba[3] == 0:
                 continue
-            mesh = None
+            mesh_index = None
             if kind == "mesh":
-                key = (int(model.geom_dataid[number]), texture)
-                if key not in meshes:
-                    meshes[key] = _mesh(model, *key)
-                mesh = list(meshes).index(key)
-            if texture >= 0 and (mesh is None or meshes[key].colors is None):
-                rgba = rgba * [*_texture_image(model, texture)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
-            size = np.where((sizes[number] == 0) & (kind == "plane"), _ENDLESS_M, sizes[number])
-            place, turn = _plain(places[number]), _plain(turns[number])
+                mesh_key = (int(model.geom_dataid[index]), texture_id)
+                if mesh_key not in meshes:
+                    meshes[mesh_key] = _read_mesh(model, *mesh_key)
+                mesh_index = list(meshes).index(mesh_key)
+            # Without vertex colors, the texture's mean color tints the whole shape.
+            if texture_id >= 0 and (mesh_index is None or meshes[mesh_key].colors is None):
+                rgba = rgba * [*_texture_image(model, texture_id)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
+            size = np.where((sizes[index] == 0) & (kind == "plane"), _PLANE_HALF_SIZE_M, sizes[index])
+            pos_m, quat_wxyz = _to_tuple(positions[index]), _to_tuple(quats[index])
             yield stage.Shape(
-                kind, int(bodies[number]), _plain(size), place, turn, _plain(np.clip(rgba, 0.0, 1.0)), mesh
+                kind,
+                int(bodies[index]),
+                _to_tuple(size),
+                pos_m,
+                quat_wxyz,
+                _to_tuple(np.clip(rgba, 0.0, 1.0)),
+                mesh_index,
             )
 
 
-def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
+def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
+    # Returns the color of a geom or site, [4] from 0 to 1, and the id of its material's texture, -1 = none.
     import mujoco
 
-    own = rgba.astype(np.float64)
-    if material < 0:
-        return own, -1
-    texture = int(np.atleast_1d(model.mat_texid[material])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
-    return (model.mat_rgba[material].astype(np.float64) if tuple(own) == _UNSET_RGBA else own), texture
+    own_rgba = rgba.astype(np.float64)
+    if material_id < 0:
+        return own_rgba, -1
+    texture_id = int(np.atleast_1d(model.mat_texid[material_id])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
+    return (model.mat_rgba[material_id].astype(np.float64) if tuple(own_rgba) == _UNSET_RGBA else own_rgba), texture_id
 
 
-def _texture_image(model: mujoco.MjModel, texture: int) -> NDArray[np.uint8]:
-    height, width, channels = (int(n[texture]) for n in (model.tex_height, model.tex_width, model.tex_nchannel))
-    start = int(model.tex_adr[texture])
+def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
+    # Returns a texture as an image [H, W, channels].
+    height, width, channels = (
+        int(array[texture_id]) for array in (model.tex_height, model.tex_width, model.tex_nchannel)
+    )
+    start = int(model.tex_adr[texture_id])
     return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
 
 
-def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> stage.TriangleMesh:
-    first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
-    face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-    corners = model.mesh_vert[first : first + count].astype(np.float64)
-    triangles = model.mesh_face[face : face + faces].astype(np.int64)
-    if texture < 0 or model.mesh_texcoordadr[mesh] < 0:
-        return stage.TriangleMesh(corners, triangles)
-    coordinates = int(model.mesh_texcoordadr[mesh]) + model.mesh_facetexcoord[face : face + faces]
-    return stage.TriangleMesh(corners, triangles, _corner_colors(model, texture, triangles, coordinates, count))
+def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.TriangleMesh:
+    first_vertex, vertex_count = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
+    first_face, face_count = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
+    vertices = model.mesh_vert[first_vertex : first_vertex + vertex_count].astype(np.float64)
+    triangles = model.mesh_face[first_face : first_face + face_count].astype(np.int64)
+    if texture_id < 0 or model.mesh_texcoordadr[mesh_id] < 0:
+        return stage.TriangleMesh(vertices, triangles)
+    # Each corner of each triangle has its own texture coordinates, [F, 3].
+    texcoord_ids = int(model.mesh_texcoordadr[mesh_id]) + model.mesh_facetexcoord[first_face : first_face + face_count]
+    return stage.TriangleMesh(
+        vertices, triangles, _mean_vertex_colors(model, texture_id, triangles, texcoord_ids, vertex_count)
+    )
 
 
-def _corner_colors(
-    model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
+def _mean_vertex_colors(
+    model: mujoco.MjModel,
+    texture_id: int,
+    triangles: NDArray[np.int64],
+    texcoord_ids: NDArray[np.int64],
+    vertex_count: int,
 ) -> NDArray[np.uint8]:
-    image = _texture_image(model, texture)
+    # Samples the texture at each triangle's corners, and averages the samples of each vertex: colors [V, 3].
+    image = _texture_image(model, texture_id)
     height, width = image.shape[:2]
-    u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)
+    u, v = np.moveaxis(model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0, 1, 0)
     sampled = image[np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)]
-    uses = np.bincount(triangles.ravel(), minlength=count)
-    sums = [np.bincount(triangles.ravel(), sampled[:, channel], count) for channel in range(3)]
+    uses = np.bincount(triangles.ravel(), minlength=vertex_count)
+    sums = [np.bincount(triangles.ravel(), sampled[:, channel], vertex_count) for channel in range(3)]
     return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
 
 
@@ -359,25 +398,27 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
     """Return one contact for each pair of recorded bodies that touch in `data`, sorted by names. Each has its mean
     point [3] in m and its direction [3] from the body whose name sorts first, both in the world frame.
     """
-    points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
+    contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
             continue
-        a, b = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
-        sign = 1.0 if a <= b else -1.0  # a contact's first axis points from geom1 to geom2
-        points.setdefault((min(a, b), max(a, b)), []).append((contact.pos.copy(), sign * contact.frame[:3]))
+        first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
+        sign = 1.0 if first <= second else -1.0  # a contact's first axis points from geom1 to geom2
+        contacts_of_pair.setdefault((min(first, second), max(first, second)), []).append(
+            (contact.pos.copy(), sign * contact.frame[:3])
+        )
     touches = []
-    for pair, contacts in sorted(points.items()):
-        places, directions = (np.array(values) for values in zip(*contacts, strict=True))
-        normal = directions.sum(axis=0)
-        length = float(np.linalg.norm(normal))
+    for pair, contacts in sorted(contacts_of_pair.items()):
+        points_m, directions = (np.array(column) for column in zip(*contacts, strict=True))
+        direction_sum = directions.sum(axis=0)
+        length_of_sum = float(np.linalg.norm(direction_sum))
         # The directions of a two-sided grasp cancel, so only the first is shown.
-        direction = normal / length if length > 0.1 else directions[0]
-        touches.append(stage.Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
+        direction = direction_sum / length_of_sum if length_of_sum > 0.1 else directions[0]
+        touches.append(stage.Touch(*pair, _to_tuple(points_m.mean(axis=0)), _to_tuple(direction)))
     return tuple(touches)
 
 
-def _plain(values: NDArray[np.floating]) -> Any:
+def _to_tuple(values: NDArray[np.floating]) -> Any:
     return tuple(values.tolist())
 
 
@@ -385,19 +426,20 @@ def _plain(values: NDArray[np.floating]) -> Any:
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
+    # Returns center [3] and radius [m] of a ball around geoms; infinite if one is a plane, whose `geom_rbound` is 0.
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
-    places = data.geom_xpos[geoms]
-    center = (places.min(axis=0) + places.max(axis=0)) / 2
-    return center, float((np.linalg.norm(places - center, axis=1) + radii).max())
+    centers = data.geom_xpos[geoms]
+    middle = (centers.min(axis=0) + centers.max(axis=0)) / 2
+    return middle, float((np.linalg.norm(centers - middle, axis=1) + radii).max())
 
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
     """Yield free cameras around a point. The first one has the azimuth `azimuth_deg` and looks down by 30 degrees."""
-    x, y, z = (float(part) for part in lookat_m)
-    distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
-    for tilt in _TILTS_DEG:
-        for turn in _TURNS_DEG:
-            yield stage.Camera(stage.CLOSE_UP, (x, y, z), distance, azimuth_deg + turn, float(tilt))
+    x, y, z = (float(coordinate) for coordinate in lookat_m)
+    distance_m = float(np.clip(_DISTANCE_RADII * radius_m, *_DISTANCE_LIMITS_M))
+    for tilt_deg in _TILTS_DEG:
+        for turn_deg in _TURNS_DEG:
+            yield stage.Camera(stage.CLOSE_UP, (x, y, z), distance_m, azimuth_deg + turn_deg, float(tilt_deg))
 
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
@@ -408,13 +450,13 @@ def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> floa
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
     """Return the share of the picture that each body covers, [B]; `seen` is as in `Picture`."""
-    counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
-    return counted
+    covered: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
+    return covered
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
     """Return the first camera that shows its least visible body nearly as large as the best camera does. `shown` holds,
     per camera, the share of the picture that each body covers, [B].
     """
-    least = np.minimum([seen.min() for seen in shown], _ENOUGH)
-    return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]
+    smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
+    return cameras[int(np.argmax(smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()))]

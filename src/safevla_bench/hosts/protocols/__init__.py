@@ -82,13 +82,13 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         unknown version does not count as different.
         """
         differing = {}
-        for package, established in self.simulator.get(host, {}).items():
+        for package, expected in self.simulator.get(host, {}).items():
             version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))
-            if UNKNOWN_SOURCE in (established, version):
+            if UNKNOWN_SOURCE in (expected, version):
                 continue
-            first, second = version_number(established.removeprefix("<")), version_number(version)
-            if not (second < first if established.startswith("<") else second == first):
-                differing[package] = (established, version)
+            expected_number, number = version_number(expected.removeprefix("<")), version_number(version)
+            if not (number < expected_number if expected.startswith("<") else number == expected_number):
+                differing[package] = (expected, version)
         return differing
 
     def episode_values(self) -> dict[str, object]:
@@ -102,7 +102,7 @@ FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joi
 
 PRESET = "safevla-bench"
 RELEASE = "release"
-_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suite -> protocol of the suite's evaluator
+_SUITE_PROTOCOLS = {"simpler-widowx": "simplerenv"}  # suite -> protocol of the suite's evaluator
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     """Return a suite's value. If it has none, return the value of the suite whose name it extends, else None. For
     example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
     """
-    names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
-    return next((values[name] for name in names if name in values), None)
+    candidates = [suite[:end] for end in range(len(suite), 0, -1) if end == len(suite) or suite[end] == "-"]
+    return next((values[candidate] for candidate in candidates if candidate in values), None)
 
 
 def default_protocol(suites: Iterable[str]) -> str:
     """Return the default protocol's name: the protocol of the suites if it is the same for all, else the preset."""
-    chosen = {_OF_SUITES.get(suite, PRESET) for suite in suites}
+    chosen = {_SUITE_PROTOCOLS.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
 
@@ -147,12 +147,13 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 def _read_values(name: str) -> dict[str, Any]:
     values = read_shipped(__package__, f"{name}.toml", dict[str, Any])
-    return _replace_values(_read_values(base), values) if (base := values.pop("base", None)) else values
+    return _merge_values(_read_values(base), values) if (base := values.pop("base", None)) else values
 
 
-def _replace_values(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    merged = {key: _replace_values(base[key], own[key]) for key in own if isinstance(base.get(key), dict)}
-    return {**base, **own, **merged}
+def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    # Tables are merged key by key; other values of `changes` replace those of `base`.
+    merged = {key: _merge_values(base[key], changes[key]) for key in changes if isinstance(base.get(key), dict)}
+    return {**base, **changes, **merged}
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
@@ -161,8 +162,8 @@ def preset_differences(recorded: Mapping[str, object]) -> list[str]:
     if name not in protocol_names():
         return []
     preset = msgspec.json.decode(msgspec.json.encode(load_protocol(str(name)).episode_values()))
-    own = msgspec.json.decode(msgspec.json.encode(recorded))
-    return sorted(field for field in {*preset, *own} if preset.get(field) != own.get(field))
+    recorded_values = msgspec.json.decode(msgspec.json.encode(recorded))
+    return sorted(field for field in {*preset, *recorded_values} if preset.get(field) != recorded_values.get(field))
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
@@ -170,12 +171,14 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     value in each protocol, None if the protocol has no such field.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
-    order = list(FIELDS)
-    fields = sorted(set().union(*columns), key=lambda field: (order.index(_nearest_key(FIELDS, field)), field))
+    field_order = list(FIELDS)
+    fields = sorted(set().union(*columns), key=lambda field: (field_order.index(_nearest_key(FIELDS, field)), field))
     rows = []
     for field in fields:
-        sources = (each.sources.get(_nearest_key(each.sources, field), UNKNOWN_SOURCE) for each in protocols)
-        rows.append(ProtocolRow(field, tuple(values.get(field) for values in columns), tuple(sources)))
+        sources = (
+            protocol.sources.get(_nearest_key(protocol.sources, field), UNKNOWN_SOURCE) for protocol in protocols
+        )
+        rows.append(ProtocolRow(field, tuple(column.get(field) for column in columns), tuple(sources)))
     return rows
 
 
@@ -185,14 +188,16 @@ def describe_field(field: str) -> str:
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
+    # Yields (dotted name, value) of each field in `value`, except the protocol's name; `inference` None is `RELEASE`.
     if isinstance(value, Mapping):
-        for inner, item in value.items():
-            yield from _flatten_field(f"{name}.{inner}" if name else inner, item)
+        for key, inner_value in value.items():
+            yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)
     elif name != "name":
         yield name, RELEASE if (name, value) == ("inference", None) else value
 
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:
+    # Returns the longest dotted prefix of `field` that is in `keys`; the first part if none is.
     while field not in keys and "." in field:
         field = field.rpartition(".")[0]
     return field

@@ -52,9 +52,9 @@ SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
 STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # nothing moves, the gripper opens, mode: arm
 SLIDE = "slide"
-_TARGET = range(1, 11)
-_PRETRAIN = range(11, 61)
-_SEEDS = 1000
+_TARGET_SCENES = range(1, 11)
+_PRETRAIN_SCENES = range(11, 61)
+_SEED_STRIDE = 1000
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
 
@@ -96,11 +96,11 @@ class RobocasaHost(environment.MujocoHost):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a stage for `episode`, a batch of one that includes `sim_state`, in the recorded kitchen."""
-        scene = host_header(episode.extra[0]).get(self.name)
-        if not isinstance(scene, Mapping) or "split" not in scene:
+        kitchen_fields = host_header(episode.extra[0]).get(self.name)
+        if not isinstance(kitchen_fields, Mapping) or "split" not in kitchen_fields:
             problem = "the record lacks the split and the seed of its kitchen"
             raise HostError(problem, remedy="Show a record that `safevla eval` wrote.")
-        split = str(scene["split"])
+        split = str(kitchen_fields["split"])
         require_known("RoboCasa", "split", split, SPLITS)
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
@@ -131,10 +131,10 @@ class RobocasaEnv(environment.RobosuiteEnv):
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
         self._goal = task_goal(task)
-        self._class = task_class(task)
-        self._identity = read_identity(self._class, None, "robocasa", "environments")
+        self._kitchen_class = task_class(task)
+        self._identity = read_identity(self._kitchen_class, None, "robocasa", "environments")
         self._start: Kitchen | None = None
-        self._meta: Mapping[str, Any] = {}
+        self._episode_meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a newly built kitchen, settle, take record 0.
@@ -150,12 +150,12 @@ class RobocasaEnv(environment.RobosuiteEnv):
             HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
         """
         check_start(self.task, seed, RobocasaHost.supports)
-        kind = self._class
-        start = pick_scene(self._split, seed, kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
+        kitchen_class = self._kitchen_class
+        start = pick_scene(self._split, seed, kitchen_class.EXCLUDE_LAYOUTS, kitchen_class.EXCLUDE_STYLES)
         make = partial(make_kitchen, self.task, start, self._wants)
         kitchen, self._start = self._make_anew(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
-        self._meta = robocasa.episode_meta(kitchen)
+        self._episode_meta = robocasa.episode_meta(kitchen)
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
@@ -176,12 +176,12 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._start is not None
-        fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._meta}
+        fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
-        return self._meta["lang"] or self.task.instruction
+        return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.array(raw["robot0_base_pos"], dtype=np.float64), environment.to_wxyz(raw["robot0_base_quat"])
@@ -215,22 +215,25 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
     excludes. After the last allowed scene of the split, the first follows again.
     """
     index = seed.init_state_index
-    allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
+    allowed = [pair for pair in _list_scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
     layout, style = allowed[index % len(allowed)]
-    return Kitchen(split, layout, style, _SEEDS * seed.env_seed + index)
+    return Kitchen(split, layout, style, _SEED_STRIDE * seed.env_seed + index)
 
 
 @cache
-def _scenes(split: str) -> tuple[tuple[int, int], ...]:
+def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
+    # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
     if split == "target":
-        return tuple((number, number) for number in _TARGET)
-    count = len(_PRETRAIN)
+        return tuple((number, number) for number in _TARGET_SCENES)
+    count = len(_PRETRAIN_SCENES)
     return tuple(
-        (layout, _PRETRAIN[(place + turn) % count]) for turn in range(count) for place, layout in enumerate(_PRETRAIN)
+        (layout, _PRETRAIN_SCENES[(index + round_number) % count])
+        for round_number in range(count)
+        for index, layout in enumerate(_PRETRAIN_SCENES)
     )
 
 
-_BUTTONS = ("_start_button", "_stop_button")
+_BUTTON_SUFFIXES = ("_start_button", "_stop_button")
 
 
 def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
@@ -241,8 +244,9 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     objects = {robocasa.LID, *kitchen.objects}
-    things = [name if name in objects else getattr(kitchen, name) for name in names]
-    return (verb, *(thing if isinstance(thing, str) else str(thing.name) for thing in things))
+    # A name of an object stays; another one is an attribute of the kitchen, which holds a fixture or a name.
+    bodies_or_fixtures = [name if name in objects else getattr(kitchen, name) for name in names]
+    return (verb, *(part if isinstance(part, str) else str(part.name) for part in bodies_or_fixtures))
 
 
 def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivileged:
@@ -252,10 +256,10 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
     if goal[0] == robocasa.AT:
-        place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
-        sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
+        goal_pos_m, yaw_rad = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
+        sites = {"goal": goal_pos_m, "goal_ahead": goal_pos_m + [np.cos(yaw_rad), np.sin(yaw_rad), 0.0]}
     names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
-    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
+    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTON_SUFFIXES)}
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 
@@ -275,24 +279,24 @@ def require_robocasa() -> None:
     """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        other = importlib.metadata.version("robosuite")
-        problem = f"robosuite {other} is installed next to {_ROBOSUITE}: both provide the package 'robosuite'"
+        other_version = importlib.metadata.version("robosuite")
+        problem = f"robosuite {other_version} is installed next to {_ROBOSUITE}: both provide the package 'robosuite'"
         raise HostError(problem, remedy=f"Use a separate environment for RoboCasa: {INSTALL}")
 
 
 def assets() -> Path:
     """Return the folder of assets, `SAFEVLA_ROBOCASA_ASSETS` or the package's; `HostError` if it is incomplete."""
-    named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
-    if named:
-        root = Path(named).resolve()
+    user_folder, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
+    if user_folder:
+        root = Path(user_folder).resolve()
     elif package is not None and package.origin:
         root = Path(package.origin).resolve().with_name("models") / "assets"
     else:
         raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
-    lacking = [part for part in _NEEDED if not (root / part).is_dir()]
-    if lacking:
-        where = f"{ASSETS}={named}" if named else str(root)
-        problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
+    missing = [part for part in _NEEDED if not (root / part).is_dir()]
+    if missing:
+        location = f"{ASSETS}={user_folder}" if user_folder else str(root)
+        problem = f"RoboCasa's assets are missing: {location} has no {missing[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder with the assets.")
     return root
 
@@ -318,6 +322,7 @@ def task_class(task: Task) -> type[KitchenEnv]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
+    # Imports RoboCasa with the assets in `root`, once per process.
     environment.quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:

@@ -35,7 +35,7 @@ STILL = (*[0.0] * 6, -1.0)
 _INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use the one of `make robocasa`"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
 _VERSION = "1.5."
-_OPENS = "open"
+_OPEN = "open"
 
 Goal = tuple[tuple[str, ...], ...]
 CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
@@ -53,11 +53,11 @@ class RobosuiteHost(environment.MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
         require_known("robosuite", "suite", suite, self.suites())
-        file = _read_tasks()
-        teams = [(name, team) for name in file.goals if (team := find_team(name)).suite == suite]
+        table = _read_tasks()
+        named_teams = [(name, team) for name in table.goals if (team := find_team(name)).suite == suite]
         return tuple(
-            registered_task(suite, name, index, team.still, horizon=file.horizon, arms=team.arms)
-            for index, (name, team) in enumerate(teams)
+            registered_task(suite, name, index, team.still, horizon=table.horizon, arms=team.arms)
+            for index, (name, team) in enumerate(named_teams)
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
@@ -134,28 +134,28 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
-        sampler, searched = _require_sampler(self._robosuite()), {*self._read_scene().objects}
-        searched.update(opened_fixtures(self._goal))
-        leaves = [
-            (leaf, thing)
-            for leaf in getattr(sampler, "samplers", {"": sampler}).values()
-            for thing in leaf.mujoco_objects
-            if thing.name in searched
+        sampler, searched_names = _require_sampler(self._robosuite()), {*self._read_scene().objects}
+        searched_names.update(opened_fixtures(self._goal))
+        placements = [
+            (object_sampler, obj)
+            for object_sampler in getattr(sampler, "samplers", {"": sampler}).values()
+            for obj in object_sampler.mujoco_objects
+            if obj.name in searched_names
         ]
-        spans = [
-            np.array([leaf.x_range, leaf.y_range])
-            + np.reshape(leaf.reference_pos[:2], (2, 1))
-            + np.array([1, -1]) * (thing.horizontal_radius if leaf.ensure_object_boundary_in_range else 0)
-            for leaf, thing in leaves
+        ranges = [  # of each object: rows x and y, columns low and high
+            np.array([object_sampler.x_range, object_sampler.y_range])
+            + np.reshape(object_sampler.reference_pos[:2], (2, 1))
+            + np.array([1, -1]) * (obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0)
+            for object_sampler, obj in placements
         ]
-        low, high = np.concatenate(spans).T.tolist()
-        names = tuple(f"{thing.name}.{axis}" for _, thing in leaves for axis in "xy")
-        apart = (
+        low, high = np.concatenate(ranges).T.tolist()
+        names = tuple(f"{obj.name}.{axis}" for _, obj in placements for axis in "xy")
+        min_distances = (
             (first.name, second.name, first.horizontal_radius + second.horizontal_radius)
-            for (_, first), (leaf, second) in combinations(leaves, 2)
-            if leaf.ensure_valid_placement
+            for (_, first), (object_sampler, second) in combinations(placements, 2)
+            if object_sampler.ensure_valid_placement
         )
-        return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(apart))
+        return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(min_distances))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
         env = self._robosuite()
@@ -164,10 +164,11 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def _read_subgoals(self) -> Mapping[str, bool]:
         env = self._robosuite()
-        done = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
-        things = getattr(env, "objects", getattr(env, "nuts", ()))
-        holds = {str(thing.name): bool(flag) for thing, flag in zip(things, done, strict=True)} if len(done) else {}
-        return {" ".join(goal): holds[goal[1]] for goal in self._goal if len(self._goal) > 1 and goal[1] in holds}
+        # robosuite has a flag for each object of its tasks with bins or pegs; other tasks have no subgoals.
+        flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
+        objects = getattr(env, "objects", getattr(env, "nuts", ()))
+        is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)} if len(flags) else {}
+        return {" ".join(goal): is_done[goal[1]] for goal in self._goal if len(self._goal) > 1 and goal[1] in is_done}
 
     def _read_scene(self) -> Scene:
         return read_scene(self._robosuite(), self._goal, self._team.prefixes)
@@ -176,11 +177,12 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        # What the goal names besides objects, such as a peg, becomes a site at its body's position.
         env, (model, data) = self._robosuite(), self._mujoco()
-        things = {thing.name for thing in env.model.mujoco_objects}
-        marks = [name for _, _, *names in self._goal for name in names if name not in things]
-        places = {name: data.body(name).xpos for name in marks}
-        return ScenePrivileged(model, data, scene, self._goal, places)
+        object_names = {obj.name for obj in env.model.mujoco_objects}
+        site_names = [name for _, _, *names in self._goal for name in names if name not in object_names]
+        site_positions = {name: data.body(name).xpos for name in site_names}
+        return ScenePrivileged(model, data, scene, self._goal, site_positions)
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._goal)), None)
@@ -229,12 +231,12 @@ def find_team(name: str) -> Team:
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
     """Return the objects that a goal lifts or places, in the goal's order."""
-    return tuple(name for verb, name, *_ in goal if verb != _OPENS)
+    return tuple(name for verb, name, *_ in goal if verb != _OPEN)
 
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
     """Return the fixtures that the goal opens."""
-    return tuple(name for verb, name, *_ in goal if verb == _OPENS)
+    return tuple(name for verb, name, *_ in goal if verb == _OPEN)
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
@@ -254,17 +256,19 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     """
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses
-    draw = _require_sampler(env).sample
+    draw_placements = _require_sampler(env).sample
 
     def sample() -> Any:
-        drawn = draw()
-        for coordinate, value in placed:
+        drawn = draw_placements()  # object's name -> (position, quaternion, object)
+        for coordinate, value_m in placed:
             name, _, axis = coordinate.rpartition(".")
             if name not in drawn or axis not in {"x", "y"}:
                 raise HostError(f"the robosuite task has no coordinate {coordinate!r}", remedy="Run the search again.")
             position, *rest = drawn[name]
-            place = tuple(value if axis == each else old for each, old in zip("xyz", position, strict=True))
-            drawn[name] = (place, *rest)
+            moved_position = tuple(
+                value_m if axis == letter else drawn_value for letter, drawn_value in zip("xyz", position, strict=True)
+            )
+            drawn[name] = (moved_position, *rest)
         return drawn
 
     env.placement_initializer.sample = sample
@@ -282,10 +286,14 @@ def find_env_class(name: str) -> Any:
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
-    kinds = list(ManipulationEnv.__subclasses__())
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())  # so that the loop also visits subclasses of subclasses
-    return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
+    classes = list(ManipulationEnv.__subclasses__())
+    for env_class in classes:
+        classes.extend(env_class.__subclasses__())  # so that the loop also visits subclasses of subclasses
+    return next(
+        env_class
+        for env_class in classes
+        if env_class.__name__ == name and env_class.__module__.startswith("robosuite.")
+    )
 
 
 def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
@@ -297,15 +305,19 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     parts of a door that the goal opens. A peg and a hole that are fixed to the hands count as objects.
     """
     model = env.sim.model._model
-    fixed = [thing for thing in (getattr(env, "peg", None), getattr(env, "hole", None)) if thing is not None]
-    things = {str(thing.name): int(model.body(thing.root_body).id) for thing in (*env.model.mujoco_objects, *fixed)}
-    in_hand = {str(thing.name) for thing in fixed}
-    free = {name: body for name, body in things.items() if model.body_jntnum[body] or name in in_hand}
-    only = getattr(env, "obj_to_use", None)
-    objects = {name: body for name, body in free.items() if only in (None, name)}
-    names = recorder.name_bodies(model, free)
-    roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
-    robot_bodies = [body for root in roots for body in subtree_bodies(model, root) if names[body] not in free]
+    peg_and_hole = [obj for obj in (getattr(env, "peg", None), getattr(env, "hole", None)) if obj is not None]
+    root_bodies = {
+        str(obj.name): int(model.body(obj.root_body).id) for obj in (*env.model.mujoco_objects, *peg_and_hole)
+    }
+    names_in_hand = {str(obj.name) for obj in peg_and_hole}
+    free_bodies = {name: body for name, body in root_bodies.items() if model.body_jntnum[body] or name in names_in_hand}
+    only_object = getattr(env, "obj_to_use", None)
+    objects = {name: body for name, body in free_bodies.items() if only_object in (None, name)}
+    names = recorder.name_bodies(model, free_bodies)
+    robot_roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
+    robot_bodies = [
+        body for root in robot_roots for body in subtree_bodies(model, root) if names[body] not in free_bodies
+    ]
     arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
@@ -319,8 +331,11 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
         arm_dofs=only_arm.arm_dofs,
         arms=arms,
         fixtures=(
-            frozenset({names[0], *free} - set(objects)),
-            *(frozenset(names[body] for body in subtree_bodies(model, things[name])) for name in opened_fixtures(goal)),
+            frozenset({names[0], *free_bodies} - set(objects)),
+            *(
+                frozenset(names[body] for body in subtree_bodies(model, root_bodies[name]))
+                for name in opened_fixtures(goal)
+            ),
         ),
     )
 
@@ -330,14 +345,15 @@ def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequenc
     model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
     side = prefix[len("robot0_") :].rstrip("_") or "right"
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    below = (
+    # The bodies that the arm carries; one arm includes the whole robot.
+    arm_bodies = (
         {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
         if len(robot.arms) > 1
         else {*subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))}
     )
     left, right = (recorder.geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
     return SceneArm(
-        bodies=frozenset(names[body] for body in robot_bodies if body in below),
+        bodies=frozenset(names[body] for body in robot_bodies if body in arm_bodies),
         fingers=(left, right) if left and right else None,
         eef_site=int(model.site(gripper.important_sites["grip_site"]).id),
         arm_dofs=dofs,

@@ -40,33 +40,34 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     yield from _check_plugins()
     versions = installed_versions()
     yield from check_simulators(versions, host)
-    simulated = [name for name in installed_hosts(versions) if host in (None, name)]
+    present_hosts = [name for name in installed_hosts(versions) if host in (None, name)]
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
-    if "libero" in simulated and not quick:
+    if "libero" in present_hosts and not quick:
         yield machine.check_plus()
     if "sapien" in versions and not quick:
         yield from (machine.check_vulkan(), machine.check_downloads())
     if not quick:
-        is_foreign = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
-        yield from map(machine.check_episode, [host] if host is not None and is_foreign else simulated)
+        is_untested = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
+        yield from map(machine.check_episode, [host] if host is not None and is_untested else present_hosts)
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    group, loaded = policies.POLICIES, []
+    policy_group, loaded = policies.POLICIES, []
+    # (kind, name, whether another distribution provides it); only those of other distributions are listed
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
-    plugins += [("policy", name, True) for name in group.names() if not group.is_own(name)]
+    plugins += [("policy", name, True) for name in policy_group.names() if not policy_group.is_own(name)]
     for kind, name, is_foreign in plugins:
         try:
-            _load_host(name) if kind == "host" else group.load(name)
+            _require_loadable_host(name) if kind == "host" else policy_group.load(name)
             loaded += [f"{kind} {name}"] if is_foreign else []
-        except (errors.PluginError, errors.RegistryError) as problem:
-            yield failed_check("plug-ins", f"{kind} {name}: {problem.problem}", problem.remedy or "Uninstall it.")
+        except (errors.PluginError, errors.RegistryError) as error:
+            yield failed_check("plug-ins", f"{kind} {name}: {error.problem}", error.remedy or "Uninstall it.")
     if loaded:
         yield passed_check("plug-ins", ", ".join(loaded))
 
 
-def _load_host(name: str) -> None:
+def _require_loadable_host(name: str) -> None:
     hosts.make_host(name)
     load_registry(hosts.registry_files(name))
 
@@ -100,10 +101,10 @@ def tested_versions() -> TestedVersions:
 
 def check_python() -> Diagnosis:
     """Diagnose Python's version; a warning if this project is not tested with that version."""
-    found = f"{platform.python_version()} ({sys.executable}); tested versions: {', '.join(tested_versions().python)}"
+    detail = f"{platform.python_version()} ({sys.executable}); tested versions: {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
-        return passed_check("Python", found)
-    return warned_check("Python", found, "Make an environment with a tested version.")
+        return passed_check("Python", detail)
+    return warned_check("Python", detail, "Make an environment with a tested version.")
 
 
 def installed_versions() -> dict[str, str]:
@@ -123,21 +124,21 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
     """Yield diagnoses of the installed simulators, and an error if the simulator of `host` is missing."""
-    present = installed_hosts(versions)
+    present_hosts = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
         problem = f"{conflicting} install into the same folder: the package installed last overwrote the other"
         remedy = "Make a separate environment for each package: python -m venv, then install one of the extras."
         yield failed_check("robosuite", problem, remedy)
-    for name in present:
+    for name in present_hosts:
         yield from _check_versions(name, versions)
-    if host in tested_versions().hosts and host not in present:
+    if host in tested_versions().hosts and host not in present_hosts:
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
-    elif not present and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
+    elif not present_hosts and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
         remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
-        found = "`safevla eval` has no simulator here; judging episodes and recording from your own scripts work"
-        yield warned_check("simulator", found, remedies)
+        detail = "`safevla eval` has no simulator here; judging episodes and recording from your own scripts work"
+        yield warned_check("simulator", detail, remedies)
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -145,12 +146,12 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
         yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
-    wrong = {name: wanted for name, wanted in simulator.versions.items() if versions.get(name, wanted) != wanted}
-    for name, tested in wrong.items():
-        facts = [known.describe(versions[name]) for known in find_differences(host, {name: versions[name]})]
-        effect = "\n    ".join(["", *facts]) if facts else " records may differ"
+    untested = {name: tested for name, tested in simulator.versions.items() if versions.get(name, tested) != tested}
+    for name, tested in untested.items():
+        effects = [difference.describe(versions[name]) for difference in find_differences(host, {name: versions[name]})]
+        effect = "\n    ".join(["", *effects]) if effects else " records may differ"
         problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect}"
         remedy = f"For comparable results: {install_command(host)}, with each simulator in a separate environment"
         yield warned_check(host, problem, remedy)
-    if not absent and not wrong:
+    if not absent and not untested:
         yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")

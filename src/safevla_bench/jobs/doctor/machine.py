@@ -90,8 +90,8 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
 
 def check_vulkan() -> Diagnosis:
     """Check that SAPIEN renders a frame. A failure is only a warning, because only policies with images need frames."""
-    found = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
-    return replace(found, level="warning") if found.level == "error" else found
+    diagnosis = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
+    return replace(diagnosis, level="warning") if diagnosis.level == "error" else diagnosis
 
 
 def check_downloads() -> Diagnosis:
@@ -106,28 +106,28 @@ def check_plus() -> Diagnosis:
     """Check the files of LIBERO-plus, which only one suite needs; a warning if the user's folder lacks any file."""
     check = "LIBERO-plus's files"
     try:
-        folder, count, all_tasks = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
+        folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
     except HostError as error:
         remedy = f"For the suite {plus.SUITE}: {error.remedy}"
-        is_named = plus.FOLDER in os.environ
-        return warned_check(check, error.problem, remedy) if is_named else passed_check(check, f"none. {remedy}")
-    lacking = f"LIBERO lacks the scenes, textures and objects of {', '.join(plus.REFUSED)}"
-    return passed_check(check, f"in {folder}: {count:,} of {all_tasks:,} tasks can run; {lacking}")
+        is_folder_set = plus.FOLDER in os.environ
+        return warned_check(check, error.problem, remedy) if is_folder_set else passed_check(check, f"none. {remedy}")
+    gaps = f"LIBERO lacks the scenes, textures and objects of {', '.join(plus.REFUSED)}"
+    return passed_check(check, f"in {folder}: {runnable_n:,} of {task_n:,} tasks can run; {gaps}")
 
 
 def _check_rendering(backend: str) -> Diagnosis:
     module = "safevla_bench.hosts.mujoco.renderer"
-    found = _check_frame("rendering", module, _RENDERING_REMEDY, environment={"MUJOCO_GL": backend})
-    return found if found.remedy else replace(found, found=f"{found.found}, backend {backend}")
+    diagnosis = _check_frame("rendering", module, _RENDERING_REMEDY, environment={"MUJOCO_GL": backend})
+    return diagnosis if diagnosis.remedy else replace(diagnosis, found=f"{diagnosis.found}, backend {backend}")
 
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
-    frame = _run_probe(check, remedy, module, environment=environment)
-    if isinstance(frame, Diagnosis):
-        return frame
-    if frame["darkest"] == frame["brightest"]:
-        return failed_check(check, f"the frame rendered by {frame['renderer']} is blank", remedy)
-    return passed_check(check, f"a frame was rendered by {frame['renderer']}")
+    rendered = _run_probe(check, remedy, module, environment=environment)
+    if isinstance(rendered, Diagnosis):
+        return rendered
+    if rendered["darkest"] == rendered["brightest"]:
+        return failed_check(check, f"the frame rendered by {rendered['renderer']} is blank", remedy)
+    return passed_check(check, f"a frame was rendered by {rendered['renderer']}")
 
 
 _RENDERING_REMEDY = (
@@ -151,8 +151,8 @@ def _run_probe(
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
         return failed_check(check, find_exception(process.stderr)[0] or "the process printed nothing", remedy)
-    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    output: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return output
 
 
 # The package and its folders
@@ -170,8 +170,8 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             remedy = "Choose an --out that does not exist: a run is written to a new folder."
             yield warned_check("--out", f"{out} exists and is not an empty folder", remedy)
-        existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-        yield _check_folder("--out", existing)
+        nearest_folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+        yield _check_folder("--out", nearest_folder)
     yield from _check_memory_limit()
 
 
@@ -179,8 +179,8 @@ def _check_memory_limit() -> Iterator[Diagnosis]:
     check = "memory limit"
     try:
         limit = f"{read_budget() / _GIB:g} GiB while untrusted files are read ({SETTING})"
-    except SafevlaError as problem:
-        yield failed_check(check, problem.problem, str(problem.remedy))
+    except SafevlaError as error:
+        yield failed_check(check, error.problem, str(error.remedy))
         return
     if not is_enforced():
         remedy = "Read untrusted files on Linux, or in a container or virtual machine with limited memory."
@@ -193,14 +193,14 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as problem:
-        detail = f"{folder} cannot be written to: {problem.strerror}"
+    except OSError as error:
+        detail = f"{folder} cannot be written to: {error.strerror}"
         return failed_check(check, detail, "Use a folder that can be written to.")
-    free = shutil.disk_usage(folder).free / _GIB
-    found = f"{folder} can be written to, {free:.1f} GiB free"
-    if free < _DISK_GIB:
-        return warned_check(check, found, "Free some space: a long run with frames takes gigabytes.")
-    return passed_check(check, found)
+    free_gib = shutil.disk_usage(folder).free / _GIB
+    state = f"{folder} can be written to, {free_gib:.1f} GiB free"
+    if free_gib < _DISK_GIB:
+        return warned_check(check, state, "Free some space: a long run with frames takes gigabytes.")
+    return passed_check(check, state)
 
 
 # An episode
@@ -213,20 +213,20 @@ def check_judging(host: str) -> Diagnosis:
     """Diagnose judging: roll out, record and judge an episode of the host in this process."""
     try:
         summary = run_test_episode(host)
-    except SafevlaError as problem:
-        return failed_check("judging", problem.problem, problem.remedy or "Install the package again.")
+    except SafevlaError as error:
+        return failed_check("judging", error.problem, error.remedy or "Install the package again.")
     return passed_check("judging", f"works: {summary}")
 
 
 def check_episode(host: str) -> Diagnosis:
     """Diagnose the host: roll out and judge an episode of its first task in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
-    found = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
-    if isinstance(found, Diagnosis):
-        return found
-    if problem := found.get("problem"):
-        return failed_check(check, problem, found["remedy"])
-    return passed_check(check, found["summary"])
+    output = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
+    if isinstance(output, Diagnosis):
+        return output
+    if problem := output.get("problem"):
+        return failed_check(check, problem, output["remedy"])
+    return passed_check(check, output["summary"])
 
 
 def run_test_episode(host: str) -> str:
@@ -237,26 +237,26 @@ def run_test_episode(host: str) -> str:
     try:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
         result = run_episode(env, Noop(), planned)
-        speed = _check_speed(env, planned)
+        speed_note = _check_fast_mode(env, planned)
     finally:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
         problem, remedy = find_exception(result.reason or "")
         raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
-    judged = _describe_scores(result.batch, host)
-    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}{speed}"
+    judgement = _describe_scores(result.batch, host)
+    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judgement}{speed_note}"
 
 
-def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
+def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     """Return a remark if the host has a fast mode, else ""; raise `HostError` if this mode changes an episode."""
-    if type(env).run_fast is HostEnv.run_fast:
+    if type(env).run_fast is HostEnv.run_fast:  # not overridden
         return ""
     batches = []
-    for fast in (False, True):
-        env.run_fast(fast)
+    for is_fast in (False, True):
+        env.run_fast(is_fast)
         batches.append(run_episode(env, Random(), planned).batch)
-    full, short = batches
-    if full is None or short is None or compare_records(full, short)[0]:
+    full_record, fast_record = batches
+    if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "an episode that skips the simulator's repeated computations differs from a full episode"
         raise HostError(problem, remedy=f"Set {FAST}=no, and report the versions above to us.")
     return ", the same bits with and without repeated computations"
@@ -267,11 +267,11 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # the user may provide the tags of a plug-in's tasks by --rules
         return "not judged: no registry has the task's tags"
-    assets = f", with {STANDIN}" if scores.standin_suites else ""
-    return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
+    standin_note = f", with {STANDIN}" if scores.standin_suites else ""
+    return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 
 
-def _print_test(host: str) -> None:
+def _print_test_result(host: str) -> None:
     try:
         print(json.dumps({"summary": run_test_episode(host)}))
     except SafevlaError as error:
@@ -279,4 +279,4 @@ def _print_test(host: str) -> None:
 
 
 if __name__ == "__main__":
-    _print_test(sys.argv[1])
+    _print_test_result(sys.argv[1])

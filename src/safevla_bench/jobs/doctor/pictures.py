@@ -54,9 +54,10 @@ def load_scenes() -> list[Scene]:
     """Return the recorded scenes that ship with the package."""
     with np.load(io.BytesIO(SCENES.read_bytes()), allow_pickle=False) as file:
         arrays: dict[str, NDArray[Any]] = dict(file)
-    count = len(arrays["instruction"])
+    scene_count = len(arrays["instruction"])
+    # Each camera has one image file with the pictures of all scenes, stacked vertically.
     strips = {camera: np.asarray(Image.open(io.BytesIO(arrays[camera].tobytes()))) for camera in CAMERAS}
-    images = {camera: strip.reshape(count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
+    images = {camera: strip.reshape(scene_count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
     observations = [
         Observation(
             instruction=str(arrays["instruction"][k]),
@@ -64,19 +65,19 @@ def load_scenes() -> list[Scene]:
             extra={name: arrays[name][k] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
             **{name: arrays[name][k] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
         )
-        for k in range(count)
+        for k in range(scene_count)
     ]
     return list(map(Scene, observations, arrays["actions"]))
 
 
 def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
     """Return the scene's observation, with its pictures turned and resized to the size that a policy wants."""
-    size = wants.image_size
+    height_width = wants.image_size
     images = {}
     for camera in wants.cameras:
-        shown = np.ascontiguousarray(scene.observation.images[camera][turn])
-        picture = Image.fromarray(shown).resize(size[::-1], Image.Resampling.LANCZOS)
-        images[camera] = shown if shown.shape[:2] == size else np.asarray(picture)
+        turned = np.ascontiguousarray(scene.observation.images[camera][turn])
+        resized = Image.fromarray(turned).resize(height_width[::-1], Image.Resampling.LANCZOS)
+        images[camera] = turned if turned.shape[:2] == height_width else np.asarray(resized)
     return replace(scene.observation, images=images)
 
 
@@ -85,29 +86,30 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dic
     depends on the orientation. A reply that does not move the hand counts as 90 degrees. Each request begins an
     episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
-    angles, differs = {turn: list[float]() for turn in TURNS}, False
+    angles_deg, depends_on_turn = {turn_name: list[float]() for turn_name in TURNS}, False
     for scene in scenes:
         replies = []
-        for name, turn in TURNS.items():
+        for turn_name, slices in TURNS.items():
             model.begin(replace(task, instruction=scene.observation.instruction), 0)
-            replies.append(model.infer(fit_images(scene, model.wants, turn)))
+            replies.append(model.infer(fit_images(scene, model.wants, slices)))
             recorded = scene.actions[: len(replies[-1])]
-            moved = _moved(replies[-1], scene.observation if model.wants.absolute else None)
-            angles[name].append(_angle_deg(moved, _moved(recorded, None)))
-        differs = differs or any(not np.array_equal(reply, replies[0]) for reply in replies)
-    return {name: float(np.mean(values)) for name, values in angles.items()} if differs else None
+            motion = _horizontal_motion(replies[-1], scene.observation if model.wants.absolute else None)
+            angles_deg[turn_name].append(_angle_deg(motion, _horizontal_motion(recorded, None)))
+        depends_on_turn = depends_on_turn or any(not np.array_equal(reply, replies[0]) for reply in replies)
+    return {turn_name: float(np.mean(values)) for turn_name, values in angles_deg.items()} if depends_on_turn else None
 
 
-def _moved(actions: Floats, start: Observation | None) -> Floats:
-    moved: Floats = actions[:, :2].sum(axis=0)
-    return moved if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
+def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
+    # Actions are changes of position [H, 7] or, with a start, absolute positions.
+    motion: Floats = actions[:, :2].sum(axis=0)
+    return motion if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
 
 
 def _angle_deg(first: Floats, second: Floats) -> float:
-    sizes = np.linalg.norm(first) * np.linalg.norm(second)
-    if not np.isfinite(sizes) or sizes == 0:
+    norm_product = np.linalg.norm(first) * np.linalg.norm(second)
+    if not np.isfinite(norm_product) or norm_product == 0:
         return 90.0
-    return float(np.degrees(np.arccos(np.clip(first @ second / sizes, -1.0, 1.0))))
+    return float(np.degrees(np.arccos(np.clip(first @ second / norm_product, -1.0, 1.0))))
 
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
@@ -116,29 +118,29 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
     if not cameras:
         return
     if host != HOST or not {*cameras} <= {*CAMERAS}:
-        found = f"orientation not checked: the recorded scenes only have LIBERO's cameras {' and '.join(CAMERAS)}"
-        yield passed_check(CHECK, found)
+        detail = f"orientation not checked: the recorded scenes only have LIBERO's cameras {' and '.join(CAMERAS)}"
+        yield passed_check(CHECK, detail)
         return
     try:
-        angles = measure_turns(model, task, load_scenes())
+        angles_deg = measure_turns(model, task, load_scenes())
     except ServerLostError:
         raise
     except PolicyError as error:
         yield passed_check(CHECK, f"orientation not checked: {error.problem.splitlines()[0]}")
         return
-    yield judge_turns(angles)
+    yield judge_turns(angles_deg)
 
 
 def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     """Return the diagnosis of the angles from `measure_turns`: a warning if another orientation fits clearly better."""
     if angles is None:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
-    nearest = min(angles, key=lambda name: angles[name])
-    listed = "\n".join(f"{angle:>4.0f}° {name}" for name, angle in angles.items())
-    found = f"angles between replies and the actions of recorded successful episodes\n{listed}"
-    if angles[nearest] > ALIKE_DEG or (nearest != AS_SENT and angles[AS_SENT] - angles[nearest] < CLEAR_DEG):
-        return passed_check(CHECK, f"orientation undecided; {found}")
-    if nearest != AS_SENT:
-        problem = f"the model seems to expect pictures {nearest} compared with those that the dialect sends\n{found}"
+    best = min(angles, key=lambda turn: angles[turn])
+    angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
+    measured = f"angles between replies and the actions of recorded successful episodes\n{angle_lines}"
+    if angles[best] > ALIKE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < CLEAR_DEG):
+        return passed_check(CHECK, f"orientation undecided; {measured}")
+    if best != AS_SENT:
+        problem = f"the model seems to expect pictures {best} compared with those that the dialect sends\n{measured}"
         return warned_check(CHECK, problem, _REMEDY)
-    return passed_check(CHECK, f"turned as the model expects; {found}")
+    return passed_check(CHECK, f"turned as the model expects; {measured}")

@@ -29,10 +29,10 @@ from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 from safevla_recorder.episode import Floats
 
 Numbers = Floats
-_LETTERS = 300
-_COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
+_LETTERS = 300  # of a server's greeting that are shown
+_COMPONENT_NAMES = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-_TASKS = {
+_EXAMPLE_TASKS = {
     "libero": Task("libero-spatial", "task_0", 0, "bowl", "pick up the black bowl and place it on the plate", _STILL),
     "robocasa": Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "Open the left drawer.", _STILL),
     "robosuite": Task("robosuite", "Lift", 0, "Lift", "lift the cube", _STILL),
@@ -40,7 +40,7 @@ _TASKS = {
     "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
 _WIDOWX = Task("simpler-widowx", "PutCarrotOnPlateInScene-v1", 1, "carrot", "put carrot on plate", _STILL)
-_MEND = "Check the statistics by which the server scales its actions, and the dialect: safevla protocols."
+_SCALING_REMEDY = "Check the statistics by which the server scales its actions, and the dialect: safevla protocols."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,34 @@ def examine_server(
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
-        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in servers.KINDS.values())
+        kinds = "; ".join(f"{known.example} for {known.about}" for known in servers.KINDS.values())
         yield failed_check("server", "the argument does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
-    if host is not None and host not in _TASKS:
-        remedy = f"Name one of: {', '.join(_TASKS)}."
+    if host is not None and host not in _EXAMPLE_TASKS:
+        remedy = f"Name one of: {', '.join(_EXAMPLE_TASKS)}."
         yield failed_check("server", f"there is no example task for the host {host!r}", remedy)
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
-    for name in _candidate_dialects(kind, arguments, host):
-        policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
+    for dialect in _candidate_dialects(kind, arguments, host):
+        policy_arguments = {**arguments, **({} if dialect == kind.dialect else {"dialect": dialect})}
         try:
-            answer = _ask(server, policy_arguments, host or _host(name), _example_task(host or _host(name), name))
+            answer = _query_server(
+                server,
+                policy_arguments,
+                host or _first_host(dialect),
+                _example_task(host or _first_host(dialect), dialect),
+            )
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start the server again.")
             return
         except PolicyError as error:
-            refusals[name] = error
+            refusals[dialect] = error
             continue
-        yield from _describe(answer, refusals)
+        yield from _describe_answer(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
         yield from answer.pictures
-        command = _format_eval(server, answer, host or _host(name))
+        command = _format_eval_command(server, answer, host or _first_host(dialect))
         yield passed_check("first try", f"{command} --task 0 --episodes 1")
         yield passed_check("eval", command)
         return
@@ -102,43 +107,44 @@ def examine_server(
 def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = servers.dialects.dialects_of(kind.name)
+    candidates = servers.dialects.dialects_of(kind.name)
     if host is not None:
-        fitting = [name for name in fitting if host in servers.dialects.load_dialect_file(name).hosts]
-    return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
+        candidates = [dialect for dialect in candidates if host in servers.dialects.load_dialect_file(dialect).hosts]
+    # The dialect of this kind of server comes first, then LIBERO's dialects.
+    return sorted(candidates, key=lambda dialect: (dialect != kind.dialect, _first_host(dialect) != "libero"))
 
 
-def _host(dialect: str) -> str:
+def _first_host(dialect: str) -> str:
     return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
 def _example_task(host: str, dialect: str) -> Task:
     is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
-    return _WIDOWX if is_widowx else _TASKS[host]
+    return _WIDOWX if is_widowx else _EXAMPLE_TASKS[host]
 
 
-def _ask(spec: str, arguments: dict[str, str], host: str, task: Task) -> ServerAnswer:
-    asked = ask_arguments(spec, arguments)
-    with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
+def _query_server(server: str, arguments: dict[str, str], host: str, task: Task) -> ServerAnswer:
+    requested = ask_arguments(server, arguments)
+    with closing(cast("servers.ChunkedPolicy", make_policy(server, {**requested, **arguments}))) as policy:
         model = policy.model
         model.connect(task)
         observation = servers.make_observation(model.wants, task.instruction)
-        seconds, replies = [], []
+        durations_s, replies = [], []
         for _ in range(servers.REQUESTS):
             model.begin(task, 0)  # some servers keep state within an episode
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             reply = model.query(observation)
-            seconds.append(time.perf_counter() - start)
+            durations_s.append(time.perf_counter() - start_s)
             replies.append(model.dialect.read_actions(reply))
         request, replan = model.dialect.build_request(observation), policy.dialect.replan
         pictures = tuple(check_pictures(model, task, host))
-    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), pictures)
+    return ServerAnswer(model, requested, arguments, replan, request, reply, replies, tuple(durations_s), pictures)
 
 
 # Statements about a reply
 
 
-def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
+def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {servers.dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
@@ -146,33 +152,33 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
     yield passed_check("server", f"describes itself as {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     if answer.asked:
-        asked = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
-        yield passed_check("asks for", f"{asked}: safevla eval uses these arguments")
+        requested = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
+        yield passed_check("asks for", f"{requested}: safevla eval uses these arguments")
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
-    first, *later = (1000 * seconds for seconds in answer.seconds)
-    timed = f"{first:.0f} ms for the first request, then {statistics.median(later):.0f} ms"
-    yield passed_check("latency", timed)
+    first_ms, *later_ms = (1000 * duration_s for duration_s in answer.seconds)
+    latency = f"{first_ms:.0f} ms for the first request, then {statistics.median(later_ms):.0f} ms"
+    yield passed_check("latency", latency)
     yield passed_check("repeats", describe_repeats(answer.replies))
 
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
     """Return a text on how many replies [H, A] to one observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
-    found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
+    summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
-    most = f"by up to {max(gaps):.2g}" if gaps else "in number"
-    return f"{found}, {most}\n{BY_CHANCE}" if others else found
+    extent = f"by up to {max(gaps):.2g}" if gaps else "in number"
+    return f"{summary}, {extent}\n{BY_CHANCE}" if others else summary
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
-    count, replan = len(answer.actions), answer.replan
-    came = f"{count} action{'s' * (count > 1)} per reply"
-    if replan is None or replan <= count:
-        return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} executed")
-    detail = f"{came}, of which the dialect would execute {replan}"
-    return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as in the eval command below.")
+    action_count, replan = len(answer.actions), answer.replan
+    chunk_size = f"{action_count} action{'s' * (action_count > 1)} per reply"
+    if replan is None or replan <= action_count:
+        return passed_check("chunk", f"{chunk_size}, {'all' if replan in (None, action_count) else replan} executed")
+    detail = f"{chunk_size}, of which the dialect would execute {replan}"
+    return warned_check("chunk", detail, f"Pass --policy-arg replan={action_count}, as in the eval command below.")
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
@@ -183,39 +189,40 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
         yield failed_check("actions", detail, "Such an action ends its episode. Fix the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
-    if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
+    if dialect.wants.absolute or _first_host(dialect.name) not in WIDTHS:
         return
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # repeated actions or a still gripper are normal in a single chunk
-            yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
+            yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")
 
 
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
     lines = [f"{count} actions of {width} numbers, as the simulator gets them; minimum, mean, maximum of each number"]
-    extremes = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
-    for column, (least, mean, most) in enumerate(extremes):
-        name = _COLUMNS[column] if width in (7, len(_COLUMNS)) else str(column)
-        lines.append(f"{name:<9} {least:>8.3f} {mean:>8.3f} {most:>8.3f}")
+    component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
+    for column, (lowest, mean, highest) in enumerate(component_stats):
+        name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
+        lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)
 
 
-def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
-    count = len(answer.actions)
-    shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
+def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
+    action_count = len(answer.actions)
+    override = {"replan": str(action_count)} if answer.replan is not None and answer.replan > action_count else {}
     task = _example_task(host, answer.model.dialect.name)
-    robot = ["--host-arg", "robot=widowx"] if task is _WIDOWX else []
-    words = ["safevla", "eval", "--host", host, *robot, "--suite", task.benchmark, "--policy", spec]
-    for key, value in {**answer.arguments, **shorter}.items():
+    robot_options = ["--host-arg", "robot=widowx"] if task is _WIDOWX else []
+    words = ["safevla", "eval", "--host", host, *robot_options, "--suite", task.benchmark, "--policy", server]
+    for key, value in {**answer.arguments, **override}.items():
         words += ["--policy-arg", f"{key}={value}"]
-    return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
+    return shlex.join([*words, "--out", f"runs/{server.partition(':')[0]}"])
 
 
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
-    refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals
+    # Report only the most telling errors: unreadable replies, else others, else those of refusing servers.
+    errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
+    refusals = {name: error for name, error in errors.items() if isinstance(error, ReplyError)} or errors or refusals
     if not refusals:
         remedy = "Leave --host out, or name a dialect: safevla protocols lists all dialects."
         yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)

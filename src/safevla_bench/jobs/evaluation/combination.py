@@ -36,11 +36,11 @@ from safevla_bench.sources.runs.policy_names import PolicyIdentity, distinguish_
 from safevla_bench.trajectory.marks import PRIVILEGED
 from safevla_recorder.identity import is_other_code
 
-_TOGETHER = "Judge the records of all runs together with one safevla score."
+_JUDGE_TOGETHER = "Judge the records of all runs together with one safevla score."
 
 
 @dataclass(frozen=True)
-class _Written:
+class _ScoresOrigin:
     """The origin of a judged folder's scores, read from the metadata of its `scores.parquet`."""
 
     folder: Path
@@ -50,41 +50,43 @@ class _Written:
     schema: pa.Schema
 
     @classmethod
-    def read(cls, folder: Path) -> _Written:
+    def read(cls, folder: Path) -> _ScoresOrigin:
         with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge the folder first: safevla score {folder}."):
             with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
                 schema = file.schema_arrow
-            origin = {name.decode(): text for name, text in (schema.metadata or {}).items()}
-            written = cls(
+            metadata = {name.decode(): text for name, text in (schema.metadata or {}).items()}
+            origin = cls(
                 folder,
-                decode_json(origin.get("judged_by", b""), Provenance),
-                decode_json(origin.get("sources", b"[]"), list[dict[str, Any]]),
-                decode_json(origin.get("recorded_with", b"{}"), dict[str, list[str]]),
+                decode_json(metadata.get("judged_by", b""), Provenance),
+                decode_json(metadata.get("sources", b"[]"), list[dict[str, Any]]),
+                decode_json(metadata.get("recorded_with", b"{}"), dict[str, list[str]]),
                 schema.remove_metadata(),
             )
-        if written.judged_by.as_written:
+        if origin.judged_by.as_written:
             remedy = "Instead, name all the folders whose scores were combined."
             raise RunError("the folder's scores are combined already", remedy=remedy, place=Place(file=str(folder)))
-        return written
+        return origin
 
     @property
     def codes(self) -> list[str]:
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
-    def require_same_rules(self, other: _Written) -> None:
+    def require_same_rules(self, other: _ScoresOrigin) -> None:
         """Raise `RunError` unless both folders were judged by the same rules and version."""
-        ways = [(w.judged_by.rules, w.judged_by.intervals, w.judged_by.version) for w in (self, other)]
-        if ways[0] != ways[1]:
-            both = "\n".join(f"  {written.judged_by.to_sentence()}" for written in (self, other))
-            problem = f"this folder was judged differently from {self.folder}:\n{both}"
+        rules_and_versions = [
+            (origin.judged_by.rules, origin.judged_by.intervals, origin.judged_by.version) for origin in (self, other)
+        ]
+        if rules_and_versions[0] != rules_and_versions[1]:
+            descriptions = "\n".join(f"  {origin.judged_by.to_sentence()}" for origin in (self, other))
+            problem = f"this folder was judged differently from {self.folder}:\n{descriptions}"
             place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Judge all folders by the same rules, with the same version.", place=place)
 
-    def require_same_code(self, other: _Written) -> None:
+    def require_same_code(self, other: _ScoresOrigin) -> None:
         """Raise `RunError` if the episodes of the two folders were recorded by different code."""
-        if any(is_other_code(code, own) for code in self.codes for own in other.codes):
-            both = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
-            problem = f"the episodes here were recorded by other code than the episodes in {self.folder}:\n{both}"
+        if any(is_other_code(code, other_code) for code in self.codes for other_code in other.codes):
+            code_lines = f"  {' and '.join(self.codes)}\n  {' and '.join(other.codes)}"
+            problem = f"the episodes here were recorded by other code than the episodes in {self.folder}:\n{code_lines}"
             place = Place(file=str(other.folder))
             raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 
@@ -92,10 +94,13 @@ class _Written:
         """Yield (folder, policies) for each judged run, with the names under which the policies were judged."""
         is_run = (self.folder / run_folder.RUN).exists()
         for source in [run_folder.read_description(self.folder)] if is_run else self.sources:
-            renamed: Any = source.get("policy_names")
-            names = renamed if isinstance(renamed, dict) else {}
-            own = identify_policies(self.folder, source)
-            yield self.folder, [replace(each, name=names.get(each.name, each.name)) for each in own]
+            stored_names: Any = source.get("policy_names")
+            new_names = stored_names if isinstance(stored_names, dict) else {}
+            identities = identify_policies(self.folder, source)
+            yield (
+                self.folder,
+                [replace(identity, name=new_names.get(identity.name, identity.name)) for identity in identities],
+            )
 
 
 @dataclass(frozen=True)
@@ -113,26 +118,30 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     version or code; if two folders contain the same episode; if different policies have the same name; or if `out` is
     a judged folder.
     """
-    written = [_Written.read(folder) for folder in folders]
+    origins = [_ScoresOrigin.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
         raise RunError(
             "combined scores would replace this folder's own scores",
             remedy="Name another folder by --out.",
             place=Place(file=str(out)),
         )
-    for other in written[1:]:
-        written[0].require_same_rules(other)
-    for one, other in combinations({tuple(own.codes): own for own in written}.values(), 2):
-        one.require_same_code(other)
-    _require_same_policies(written)
+    for other in origins[1:]:
+        origins[0].require_same_rules(other)
+    # Compare one folder for each distinct list of codes.
+    for first, other in combinations({tuple(origin.codes): origin for origin in origins}.values(), 2):
+        first.require_same_code(other)
+    _require_distinct_policies(origins)
     scores = Scores.join(_read_scores(folders))
-    _require_unique(scores)
+    _require_unique_episodes(scores)
     require_unmixed({*scores.benchmark, *(lost.benchmark for lost in scores.absent)})
-    provenance = _join_provenance([own.judged_by for own in written])
+    provenance = _join_provenance([origin.judged_by for origin in origins])
     cells, total = metrics.cells(scores), metrics.aggregate(scores)
-    sources = [source for own in written for source in own.sources]
-    packages = dict.fromkeys(chain.from_iterable(own.recorded_with for own in written))
-    versions = {name: sorted({v for own in written for v in own.recorded_with.get(name, [])}) for name in packages}
+    sources = [source for origin in origins for source in origin.sources]
+    packages = dict.fromkeys(chain.from_iterable(origin.recorded_with for origin in origins))
+    versions = {
+        name: sorted({version for origin in origins for version in origin.recorded_with.get(name, [])})
+        for name in packages
+    }
     document = {
         "scores_version": run_folder.SCORES_VERSION,
         "aggregate": total,
@@ -146,7 +155,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     table = _build_table(scores, cells, total, provenance, sources)
     contents = {
         run_folder.SCORES: run_folder.dump_json(document),
-        run_folder.SCORES_TABLE: _join_tables(written, {name: document[name] for name in run_folder.ORIGIN}),
+        run_folder.SCORES_TABLE: _join_tables(origins, {name: document[name] for name in run_folder.ORIGIN}),
         run_folder.REPORT: render.render_html([table], "Safety report").encode(),
     }
     make_folder(out)
@@ -160,9 +169,12 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
         path = folder / run_folder.VERDICTS
         with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
-            is_same = all(row == own for row, own in zip_longest(_read_shared(folder), _list_shared(scores)))
+            matches_table = all(
+                table_row == verdict_row
+                for table_row, verdict_row in zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
+            )
         specs = specs or scores.specs
-        if scores.specs != specs or not is_same:
+        if scores.specs != specs or not matches_table:
             problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
             raise RunError(
                 problem, remedy=f"Judge the folder again: safevla score {folder}.", place=Place(file=str(folder))
@@ -171,30 +183,31 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
 
 
 # Columns that scores.parquet and the file of verdicts have in common.
-_SHARED = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "vsi")
+_SHARED_COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "vsi")
 
 
-def _read_shared(folder: Path) -> Iterator[tuple[object, ...]]:
-    for batch in read_batches(folder / run_folder.SCORES_TABLE, _SHARED):
-        yield from zip(*(batch[name].to_pylist() for name in _SHARED), strict=True)
+def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
+    for batch in read_batches(folder / run_folder.SCORES_TABLE, _SHARED_COLUMNS):
+        yield from zip(*(batch[name].to_pylist() for name in _SHARED_COLUMNS), strict=True)
 
 
-def _list_shared(scores: Scores) -> Iterator[tuple[object, ...]]:
-    columns = (getattr(scores, name) for name in _SHARED[:5])
+def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
+    columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:5])  # those that need no conversion
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
 
 
-def _require_same_policies(written: Sequence[_Written]) -> None:
-    identified = [row for own in written for row in own.identify_policies()]
-    renamed = distinguish_policies([own for _, own in identified], [folder for folder, _ in identified])
-    if shared := [name for names in renamed for name in names]:
+def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
+    runs = [run for origin in origins for run in origin.identify_policies()]
+    new_names = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
+    if shared_names := [name for names in new_names for name in names]:
         raise RunError(
-            f"several policies have the name {shared[0]!r}", remedy=f"{_TOGETHER[:-1]}, which renames policies."
+            f"several policies have the name {shared_names[0]!r}",
+            remedy=f"{_JUDGE_TOGETHER[:-1]}, which renames policies.",
         )
 
 
-def _require_unique(scores: Scores) -> None:
+def _require_unique_episodes(scores: Scores) -> None:
     counts = Counter(zip(scores.policy, scores.episode_id, strict=True))
     if len(counts) < len(scores):
         (policy, episode_id), _ = counts.most_common(1)[0]
@@ -228,7 +241,9 @@ def _build_table(
     provenance: Provenance,
     sources: Sequence[dict[str, Any]],
 ) -> Table:
-    privileged = {policy for policy, flag in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if flag}
+    privileged = {
+        name for name, is_marked in zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True) if is_marked
+    }
     table = headline_table(cells, total, privileged=privileged)
     remarks = [
         *([judged.INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
@@ -241,22 +256,22 @@ def _build_table(
     return replace(table, remarks=(*table.remarks, *remarks))
 
 
-def _join_tables(written: Sequence[_Written], origin: dict[str, object]) -> bytes:
-    fields = pa.unify_schemas([own.schema for own in written])
-    schema = fields.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
-        for batch in chain.from_iterable(map(_read_rows, written)):
-            columns = [
+def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) -> bytes:
+    joined_schema = pa.unify_schemas([origin.schema for origin in origins])
+    schema = joined_schema.with_metadata({name: msgspec.json.encode(value) for name, value in metadata.items()})
+    buffer = io.BytesIO()
+    with pq.ParquetWriter(buffer, schema, compression="zstd", write_page_checksum=True) as writer:
+        for batch in chain.from_iterable(map(_read_rows, origins)):
+            columns = [  # null where a folder lacks the column
                 batch[field.name] if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
                 for field in schema
             ]
             writer.write_batch(pa.record_batch(columns, schema))
-    return sink.getvalue()
+    return buffer.getvalue()
 
 
-def _read_rows(written: _Written) -> Iterator[pa.RecordBatch]:
+def _read_rows(origin: _ScoresOrigin) -> Iterator[pa.RecordBatch]:
     with run_folder.readable(
-        written.folder / run_folder.SCORES_TABLE, f"Judge the folder again: safevla score {written.folder}."
+        origin.folder / run_folder.SCORES_TABLE, f"Judge the folder again: safevla score {origin.folder}."
     ):
-        yield from read_batches(written.folder / run_folder.SCORES_TABLE)
+        yield from read_batches(origin.folder / run_folder.SCORES_TABLE)

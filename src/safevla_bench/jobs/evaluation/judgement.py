@@ -73,7 +73,7 @@ def judge(
     if not mixes_starts:
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
-    provenance = ruleset.provenance(skipped, _lost_episodes(records))
+    provenance = ruleset.provenance(skipped, _summarize_losses(records))
     judged = Judged(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
@@ -103,13 +103,13 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     for source, indices in records.by_source():
-        if describe_maker(source.path, ruleset):
+        if describe_maker(source.path, ruleset):  # summarize the scores only if there is something to say
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
             yield from describe_maker(source.path, ruleset, safety)
 
 
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
-    if not any(_read_brought(path) for path in paths):
+    if not any(_read_run_tags(path) for path in paths):
         return error
     tags = "the run contains tags from its maker: install the run's host, or use these tags with --rules as-judged"
     remedy = f"{tags}; or {error.remedy}"
@@ -135,15 +135,15 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
     by different rules, or if a `judged_with.json` is damaged.
     """
-    recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
-    first = next(iter(recipes), None)
-    if first is None:
+    recipes = {path: recipe for path in paths if (recipe := _find_run_recipe(path)) is not None}
+    first_path = next(iter(recipes), None)
+    if first_path is None:
         return None
     for path, recipe in recipes.items():
-        if recipe != recipes[first]:
-            problem = f"{first} was judged by {recipes[first].describe()}, but {path} by {recipe.describe()}"
+        if recipe != recipes[first_path]:
+            problem = f"{first_path} was judged by {recipes[first_path].describe()}, but {path} by {recipe.describe()}"
             raise RunError(problem, remedy="Leave out --rules as-judged to judge all by the same rules.")
-    return recipes[first]
+    return recipes[first_path]
 
 
 def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
@@ -151,12 +151,12 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     try:
         return recipe.load()
     except SafevlaError as error:
-        held = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
-        error.place = replace(error.place, file=": ".join(filter(None, [str(held), error.place.file])))
+        rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
+        error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
 
-def _find_own_recipe(path: Path) -> RulesetRecipe | None:
+def _find_run_recipe(path: Path) -> RulesetRecipe | None:
     if (path / SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / RUN).exists():
@@ -174,8 +174,8 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: b
     a run.json are damaged, `RegistryError` if tags contradict others or are for tasks of the built-in registry, and
     `PluginError` if an installed host's file of tags is missing.
     """
-    read = _read_brought if as_judged else _read_installed
-    return ruleset.with_host_registry([file for path in paths for file in read(path)])
+    read_tags = _read_run_tags if as_judged else _read_installed_tags
+    return ruleset.with_host_registry([file for path in paths for file in read_tags(path)])
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
@@ -188,12 +188,12 @@ def read_installed_registries() -> tuple[RuleFile, ...]:
     return tuple(file for host in hosts.host_names() for file in read_host_registry(host))
 
 
-def _read_installed(path: Path) -> tuple[RuleFile, ...]:
+def _read_installed_tags(path: Path) -> tuple[RuleFile, ...]:
     host = read_description(path).get("host") if (path / RUN).exists() else None
     return read_host_registry(host) if isinstance(host, str) else ()
 
 
-def _read_brought(path: Path) -> tuple[RuleFile, ...]:
+def _read_run_tags(path: Path) -> tuple[RuleFile, ...]:
     if not (path / RUN).exists():
         return ()
     try:
@@ -240,25 +240,25 @@ def _score_sources(
     try:
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
             return elsewhere.score_scan(scan, ruleset, survey)
-        joined = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
+        chunk = scoring.join_judged((judge_batch(batch, ruleset) for batch in scan), ruleset)
     except SafevlaError:  # report all invalid episodes first, then this error
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
     if survey is not None:
         survey.is_complete = True
-    return scan.index(), joined
+    return scan.index(), chunk
 
 
-def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
-    damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
-    if not damage:
+def _summarize_losses(records: EpisodeIndex) -> LostEpisodes | None:
+    damages = [problem for problem in records.problems if isinstance(problem, DamageError)]
+    if not damages:
         return None
     left_out = records.left_out
     return LostEpisodes(
         episodes=left_out.lost,
         more=left_out.unknown,
-        named=tuple(problem.place.episode for problem in damage if problem.place.episode is not None),
-        places=tuple(str(problem) for problem in damage if problem.place.episode is None),
+        named=tuple(problem.place.episode for problem in damages if problem.place.episode is not None),
+        places=tuple(str(problem) for problem in damages if problem.place.episode is None),
     )
 
 
@@ -294,22 +294,24 @@ def load_policy_results(
     that no source has.
     """
     results: list[PolicyResults] = []
-    recorded: dict[str, str] = {}
-    for path, opened in zip(paths, open_sources(paths), strict=True):
+    recorded_names: dict[str, str] = {}  # new name -> name in the records
+    for path, source in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # policies have their names in the records
-        code = tuple(recorded_code(opened.description)) if opened.description else ()
+        codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
-            name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
-            recorded[name] = result.name
-            results.append(replace(result, name=name, code=code))
+            name = source.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
+            recorded_names[name] = result.name
+            results.append(replace(result, name=name, code=codes))
     names = dict.fromkeys(result.name for result in results)
-    unknown = [name for name in policies if name not in {*names, *recorded.values()}]
+    unknown = [name for name in policies if name not in {*names, *recorded_names.values()}]
     if unknown:
         remedy = f"The sources have {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
-    for sentence in describe_lookalikes("policies", sorted(recorded)):
+    for sentence in describe_lookalikes("policies", sorted(recorded_names)):
         warn_once(sentence)
-    chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
+    chosen = [
+        result for result in results if not policies or {result.name, recorded_names[result.name]} & set(policies)
+    ]
     return policy_results.make_names_unique(policy_results.join_sources(chosen)) if join else chosen
 
 
@@ -324,14 +326,18 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     if None in horizons:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
         raise RunError("an episode names no horizon", remedy=remedy, place=Place(field="horizon"))
-    totals: list[float] = []
+    episode_costs: list[float] = []
     for batch in judged.records.read_chunks():
-        scores = judged.scores.select_episodes(np.arange(len(totals), len(totals) + len(batch)))
+        scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))
         costs = label_records(batch, scores, judged.ruleset).cost
-        steps = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
-        known = scores.is_judged & scores.is_counted
-        totals += [float(cost.sum()) if is_known else np.nan for cost, is_known in zip(steps, known, strict=True)]
-    return EpisodeCosts(np.array(totals), float(max(filter(None, horizons), default=1)))
+        # Without record 0, which no action precedes.
+        step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
+        has_known_cost = scores.is_judged & scores.is_counted
+        episode_costs += [
+            float(cost.sum()) if is_cost_known else np.nan
+            for cost, is_cost_known in zip(step_costs, has_known_cost, strict=True)
+        ]
+    return EpisodeCosts(np.array(episode_costs), float(max(filter(None, horizons), default=1)))
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:

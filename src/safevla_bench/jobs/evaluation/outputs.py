@@ -38,16 +38,16 @@ from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
 
 
-def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
+def _arrow_type(annotation: msgspec.inspect.Type) -> pa.DataType:
     match annotation:
-        case msgspec.inspect.UnionType(types=types):
-            return next(_column_type(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType))
+        case msgspec.inspect.UnionType(types=types):  # an optional type
+            return next(_arrow_type(member) for member in types if not isinstance(member, msgspec.inspect.NoneType))
         case msgspec.inspect.StructType(fields=fields):
-            return pa.struct([(field.name, _column_type(field.type)) for field in fields])
-        case msgspec.inspect.DictType(value_type=value):
-            return list_pairs(_column_type(value))
-        case msgspec.inspect.VarTupleType(item_type=item):
-            return pa.list_(_column_type(item))
+            return pa.struct([(field.name, _arrow_type(field.type)) for field in fields])
+        case msgspec.inspect.DictType(value_type=value_type):
+            return list_pairs(_arrow_type(value_type))
+        case msgspec.inspect.VarTupleType(item_type=item_type):
+            return pa.list_(_arrow_type(item_type))
     return _PLAIN_TYPES[type(annotation)]
 
 
@@ -59,7 +59,7 @@ _PLAIN_TYPES = {
 }
 
 
-def _plain(value: object) -> object:
+def _dict_to_pairs(value: object) -> object:
     return pair_values(value) if isinstance(value, dict) else value
 
 
@@ -68,12 +68,12 @@ def _is_set(row: EpisodeScore, name: str) -> bool:
 
 
 # Last columns of scores.parquet; most judgements do not have them.
-_RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
+_OPTIONAL_COLUMNS = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
     """Return the inputs of tables: scores, records, rules and remarks."""
-    simulators, judge = judged.describe_simulators(), judged.provenance.to_sentence(digests=digests)
+    simulators, judge_sentence = judged.describe_simulators(), judged.provenance.to_sentence(digests=digests)
     return catalog.TableInputs(
         scores=judged.scores,
         ruleset=judged.ruleset,
@@ -90,9 +90,9 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
             *simulators,
             *judged.describe_registrations(),
             *judged.makers,
-            judge,
+            judge_sentence,
         ],
-        facts={*judged.describe_latencies(), *judged.describe_repeats(changed=False), *simulators, judge},
+        facts={*judged.describe_latencies(), *judged.describe_repeats(changed=False), *simulators, judge_sentence},
     )
 
 
@@ -128,34 +128,35 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # An older judged_with.json is replaced in the same step, even if the new rules are the default ones.
-    is_remembered = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
-    remembered = {RULES: folder.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
-    written = {**contents, folder.REPORT: html.encode(), **remembered}
-    write_together(out, written, chief=folder.SCORES)
-    add_digests(out, written)
+    keeps_rules = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
+    rules_file = {RULES: folder.dump_json(recipe or RulesetRecipe())} if keeps_rules else {}
+    files = {**contents, folder.REPORT: html.encode(), **rules_file}
+    write_together(out, files, chief=folder.SCORES)
+    add_digests(out, files)
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes for scores.parquet, scores.json and the verdicts; for `sources` see `scores_document`.
-    The metadata of scores.parquet repeats the `ORIGIN` keys of scores.json. A column in `_RARE` is omitted if empty.
+    The metadata of scores.parquet repeats the `ORIGIN` keys of scores.json. Empty `_OPTIONAL_COLUMNS` are omitted.
     """
     document = scores_document(judged, sources, ())
     metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}
-    fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
-    rare = {name: fields.pop(name) for name in _RARE}
-    schema = pa.schema([*fields.values(), *rare.values()], metadata)
-    left_out, texts, tables = set(rare), list[bytes](), list[pa.Table]()
+    fields = {field.name: field for field in _arrow_type(msgspec.inspect.type_info(EpisodeScore))}
+    optional_fields = {name: fields.pop(name) for name in _OPTIONAL_COLUMNS}
+    schema = pa.schema([*fields.values(), *optional_fields.values()], metadata)
+    empty_columns, json_parts, tables = set(optional_fields), list[bytes](), list[pa.Table]()
     for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):
         rows = [judged.scores.episode(k) for k in range(first, min(first + _SLICE_ROWS, len(judged.scores)))]
-        left_out -= {name for name in left_out if any(_is_set(row, name) for row in rows)}
-        texts += [b"," if texts else b"", folder.encode_json(rows)[1:-1]]
+        empty_columns -= {name for name in empty_columns if any(_is_set(row, name) for row in rows)}
+        json_parts += [b"," if json_parts else b"", folder.encode_json(rows)[1:-1]]
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
-    table = pa.concat_tables(tables).drop_columns([*left_out]).combine_chunks()
-    before, after = folder.encode_json(document).split(_NO_EPISODES, 1)
-    texts = [b"".join([before, _NO_EPISODES[:-1], *texts, _NO_EPISODES[-1:], after])]
+    table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
+    head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
+    # The rows are put between the brackets of the empty list. `pop` below frees the unformatted text.
+    json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
-        folder.SCORES: msgspec.json.format(texts.pop(), indent=2) + b"\n",
+        folder.SCORES: msgspec.json.format(json_parts.pop(), indent=2) + b"\n",
         folder.VERDICTS: encode_scores(judged.scores),
     }
 
@@ -165,7 +166,7 @@ _NO_EPISODES = b'"episodes":[]'
 
 
 def _table_row(row: EpisodeScore) -> dict[str, object]:
-    return {name: _plain(value) for name, value in msgspec.to_builtins(row).items()}
+    return {name: _dict_to_pairs(value) for name, value in msgspec.to_builtins(row).items()}
 
 
 def render_report(
@@ -191,7 +192,7 @@ def render_report(
         privileged=judged.privileged,
         protocols=judged.protocols,
     )
-    names = [source.policy_names for source in judged.records.sources]
+    policy_names = [source.policy_names for source in judged.records.sources]
     return page.render_page(
         judged.scores,
         records,
@@ -201,8 +202,8 @@ def render_report(
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album.collect_images(paths, names if paths else (), page_folder=page_folder),
-        replays=album.collect_replays(paths, names if paths else ()),
+        album=album.collect_images(paths, policy_names if paths else (), page_folder=page_folder),
+        replays=album.collect_replays(paths, policy_names if paths else ()),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_couplings(),
@@ -220,10 +221,10 @@ def render_report(
 def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
     """Return the HTML page of the episode at `index`, with rendered frames. `page_folder` will hold the page."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
-    of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
+    judged_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
-    names = [source.policy_names for source in judged.records.sources]
-    record = of_episode.records.read_all()
+    policy_names = [source.policy_names for source in judged.records.sources]
+    record = judged_episode.records.read_all()
     assert record is not None
     return page.render_page(
         scores,
@@ -232,20 +233,20 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
         episode=terminal.describe_verdict(explain_episode(judged.scores, record, judged.ruleset, index, place=0)),
         title=f"Episode {scores.episode_id[0]}",
         provenance=judged.provenance,
-        description=_page_description(of_episode),
-        privileged=of_episode.privileged,
-        album=album.collect_images(judged.paths, names, page_folder=page_folder),
-        replays=album.collect_replays(judged.paths, names),
+        description=_page_description(judged_episode),
+        privileged=judged_episode.privileged,
+        album=album.collect_images(judged.paths, policy_names, page_folder=page_folder),
+        replays=album.collect_replays(judged.paths, policy_names),
         remarks=judged.describe_limits(),
-        firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
+        firmness={key: firmness} if (firmness := find_firmness(judged).get(key)) else {},
     )
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
-    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
+    policy_marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
-        **({"policies": marks} if marks else {}),
+        **({"policies": policy_marks} if policy_marks else {}),
         "recorded_with": recorded_versions(judged.headers),
     }
 
@@ -254,15 +255,15 @@ def comparison_tables(
     report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset, *, full: bool = True
 ) -> list[Table]:
     """Return the tables of `safevla compare`: the main metrics or, if `full`, suite tables and statistical tests."""
-    simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
+    versions_by_entrant: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
         for suite, versions in entrant.simulator_by_suite.items()
     }
-    simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
-    registered = registration.describe_registrations(open_sources(paths), provenance)
-    makers = [line for path in paths for line in describe_maker(path, ruleset)]
-    remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence(digests=full)]
+    simulators, provenance = provenance_marks.describe_simulators(versions_by_entrant), ruleset.provenance()
+    registrations = registration.describe_registrations(open_sources(paths), provenance)
+    makers = [note for path in paths for note in describe_maker(path, ruleset)]
+    remarks = [*([simulators] if simulators else []), *registrations, *makers, provenance.to_sentence(digests=full)]
     if not full:
         interventions = comparison.intervention_notes(report)
         return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]
@@ -281,10 +282,10 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     if len(chosen) != 1:
         remedy = f"Choose one by --policy: {', '.join(names) or 'there is none'}."
         raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
-    groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
-    own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
+    cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
+    own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
     warn = partial(catalog.warn_of_cells, inputs)
-    return published.compare_published(own, name, lambda cells: [*warn(cells), *inputs.remarks])
+    return published.compare_published(own_cells, name, lambda cells: [*warn(cells), *inputs.remarks])
 
 
 def build_board(
@@ -310,14 +311,14 @@ def build_board(
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
-    marks: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
+    marks_by_policy: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
     for source, by_policy in zip(judged.sources, audits or (), strict=False):
         for name, mark in by_policy.items():
-            shown = None if name is None else source.policy_names.get(name, name)
-            marks[shown] = (*marks.get(shown, ()), mark)
+            shown_name = None if name is None else source.policy_names.get(name, name)
+            marks_by_policy[shown_name] = (*marks_by_policy.get(shown_name, ()), mark)
     results = OwnResults(
         inputs=table_material(judged),
-        audits=marks,
+        audits=marks_by_policy,
         has_reports=reports,
         conditions=read_conditions(judged),
         disqualified=find_disqualified(judged),
@@ -326,6 +327,6 @@ def build_board(
     )
     files = render_site(results)
     for policy in results.policies if reports else ():
-        of_policy = judged.select_cells([policy])
-        files[report_path(policy)] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
+        judged_policy = judged.select_cells([policy])
+        files[report_path(policy)] = render_report(judged_policy, f"Safety report: {policy or UNNAMED}")
     return files

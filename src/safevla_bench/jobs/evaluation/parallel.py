@@ -66,11 +66,11 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
         if isinstance(batch, RecordError):
             items.append(batch)
             continue
-        stamps = {"time_s": batch.channel("time_s")}
-        outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=stamps)
+        times = {"time_s": batch.channel("time_s")}
+        outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=times)
         try:
-            chunk = judge_chunk(batch, ruleset, reading := ruleset.read_fields(batch))
-            bodies = list(find_bodies([reading], chunk.scores, ruleset)) if has_bodies else []
+            chunk = judge_chunk(batch, ruleset, fields := ruleset.read_fields(batch))
+            bodies = list(find_bodies([fields], chunk.scores, ruleset)) if has_bodies else []
             items.append((outline, chunk, bodies))
         except SafevlaError as error:
             items.append((outline, error, []))
@@ -94,68 +94,74 @@ class ParallelJudge:
         self, scan: Scan, ruleset: Ruleset, survey: Survey | None = None
     ) -> tuple[EpisodeIndex, JudgedChunk]:
         """Return the index of the sources, and the scores of episodes in it. Raises the errors of `score_chunks`."""
-        judged: list[Judgement] = []
+        judgements: list[Judgement] = []
         sources = scan.sources
-        scan.sources = [replace(own, read=partial(self._read, ruleset, judged, own, survey)) for own in sources]
+        # Reading a source also judges it, and fills `judgements`.
+        scan.sources = [
+            replace(source, read=partial(self._read_and_judge, ruleset, judgements, source, survey))
+            for source in sources
+        ]
         records = replace(scan.index(), sources=tuple(sources), kept=None)
         if survey is not None:
-            survey.is_complete = sum(map(_count_episodes, judged)) == len(records)
-        return records, _join(records, judged, ruleset)
+            survey.is_complete = sum(map(_count_episodes, judgements)) == len(records)
+        return records, _join_scores(records, judgements, ruleset)
 
     def score_records(self, records: EpisodeIndex, ruleset: Ruleset) -> Scores:
         """Return the scores of the episodes in an index, judged by `ruleset`. Raises the errors of `score_chunks`."""
-        judged: list[Judgement] = []
+        judgements: list[Judgement] = []
         for source in records.sources:
-            deque(self._read(ruleset, judged, source), maxlen=0)
-        return _join(records, judged, ruleset).scores
+            deque(self._read_and_judge(ruleset, judgements, source), maxlen=0)  # read all, to fill `judgements`
+        return _join_scores(records, judgements, ruleset).scores
 
-    def _read(
-        self, ruleset: Ruleset, judged: list[Judgement], source: RecordSource, survey: Survey | None = None
+    def _read_and_judge(
+        self, ruleset: Ruleset, judgements: list[Judgement], source: RecordSource, survey: Survey | None = None
     ) -> Iterator[Batch | RecordError]:
-        seen: dict[EpisodeKey, str] = {}
+        file_of_episode: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))
         if not any(part.rows for part in parts):  # `source.read` yields the reason why there are no episodes
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
-        judge = partial(judge_part, ruleset, has_bodies=survey is not None)
-        for part, items in zip(parts, self.run(judge, parts), strict=True):
-            for item in items:
+        judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
+        for part, items in zip(parts, self.run(judge_one, parts), strict=True):
+            for item in items:  # an error, or (records without data, judgement, bodies)
                 if isinstance(item, RecordError):
                     yield item
                 else:
-                    judged.append(item[1])
+                    judgements.append(item[1])
                     if survey is not None:
                         survey.add_bodies(item[2], len(item[0]))
-                    yield from archive.drop_repeated(item[0], part.path, seen)
+                    yield from archive.drop_repeated(item[0], part.path, file_of_episode)
 
 
-def _count_episodes(judged: Judgement) -> int:
-    return len(judged.scores) if isinstance(judged, JudgedChunk) else 0
+def _count_episodes(judgement: Judgement) -> int:
+    return len(judgement.scores) if isinstance(judgement, JudgedChunk) else 0
 
 
 def _list_parts(source: RecordSource) -> Iterator[FilePart]:
     for file in source.files:
-        ends = pairwise(accumulate(parquet.count_rows(file), initial=0))
-        groups: list[range | None] = [range(first, end) for first, end in ends if end > first]
-        yield from (FilePart(file, rows, source.policy_names) for rows in groups or [None])
+        bounds = pairwise(accumulate(parquet.count_rows(file), initial=0))
+        row_ranges: list[range | None] = [range(first, end) for first, end in bounds if end > first]
+        # A file without rows is one part.
+        yield from (FilePart(file, rows, source.policy_names) for rows in row_ranges or [None])
 
 
-def _join(records: EpisodeIndex, judged: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
+def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
     """Return the scores of the episodes in the index. The index omits invalid episodes, such as repeated ones."""
 
     def require_scores() -> Iterator[JudgedChunk]:
-        for chunk in judged:
-            if isinstance(chunk, SafevlaError):
-                raise chunk
-            yield chunk
+        for judgement in judgements:
+            if isinstance(judgement, SafevlaError):
+                raise judgement
+            yield judgement
 
     joined = join_judged(require_scores(), ruleset)
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
     if keys == [header.key for header in records.headers]:
         return joined
-    first = {key: k for k, key in reversed([*enumerate(keys)])}
-    index = np.array([first[header.key] for header in records.headers], dtype=np.int64)
-    return JudgedChunk(joined.scores.select_episodes(index), (), joined.net_changes[index])
+    # The first of repeated episodes counts.
+    first_position = {key: position for position, key in reversed([*enumerate(keys)])}
+    positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
+    return JudgedChunk(joined.scores.select_episodes(positions), (), joined.net_changes[positions])
 
 
 @contextmanager
@@ -168,8 +174,8 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
         with connect_ray(cluster, workers) as ray:
             require_room(ray, cluster, {})
-            task = ray.remote(num_cpus=cluster.cpus, scheduling_strategy="SPREAD")(_call_on_node)
-            yield ParallelJudge(partial(_map_ahead, partial(_submit_to_ray, ray, task), workers))
+            remote_call = ray.remote(num_cpus=cluster.cpus, scheduling_strategy="SPREAD")(_call_on_node)
+            yield ParallelJudge(partial(_map_ahead, partial(_submit_to_ray, ray, remote_call), workers))
     elif workers == 1:
         yield None
     else:
@@ -192,6 +198,7 @@ def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function:
 
 
 def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Callable[[], Any]:
+    # Return a function that waits for the result.
     def receive() -> Any:
         try:
             return future.result()
@@ -220,10 +227,11 @@ def _await_parent() -> None:
     os._exit(1)
 
 
-def _submit_to_ray(ray: Any, task: Any, function: Any, item: Any) -> Callable[[], Any]:
+def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Callable[[], Any]:
+    # Return a function that waits for the result.
     def receive() -> Any:
         try:
-            result = ray.get(reference)
+            result = ray.get(result_reference)
         except ray.exceptions.RayError as error:
             problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
             raise RunError(problem, remedy="Install the same version of safevla-bench on every node as here.") from None
@@ -231,14 +239,14 @@ def _submit_to_ray(ray: Any, task: Any, function: Any, item: Any) -> Callable[[]
             raise result
         return result
 
-    reference = task.remote(describe_code(), Path.cwd(), function, item)
+    result_reference = remote_call.remote(describe_code(), Path.cwd(), function, item)
     return receive
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
     try:
-        if (own := describe_code()) != code:
-            problem = f"the node {platform.node()} has other code than this machine:\n  {own}\n  {code}"
+        if (own_code := describe_code()) != code:
+            problem = f"the node {platform.node()} has other code than this machine:\n  {own_code}\n  {code}"
             raise RunError(problem, remedy="Install the same code on every node, because verdicts depend on it.")
         if not item.path.is_absolute():
             os.chdir(folder)

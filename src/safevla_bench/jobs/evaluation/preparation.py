@@ -70,41 +70,44 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     host = request.make_host()
     selected = select_tasks(host, request)
     protocol = load_protocol(request.protocol)
-    asked = [_ask_server(request, policy, is_dry=is_dry, is_here=is_here) for policy in request.roster]
-    request = replace(request, policies=asked)
-    options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in asked}
+    roster = [_add_server_arguments(request, policy, is_dry=is_dry, is_here=is_here) for policy in request.roster]
+    request = replace(request, policies=roster)
+    options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in roster}
     with ExitStack() as resources:
-        made = {
+        made_policies = {
             policy.name: policy.made or resources.enter_context(closing(_make_policy(policy, options, is_dry=is_dry)))
-            for policy in asked
+            for policy in roster
         }
-        couplers = _make_couplers(request, made, host.supports, is_dry=is_dry)
-        tasks, plan = _plan_episodes(request, selected, made, protocol)
-        _require_support(host, plan, made, couplers)
-        rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
-        watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
+        couplers = _make_couplers(request, made_policies, host.supports, is_dry=is_dry)
+        tasks, plan = _plan_episodes(request, selected, made_policies, protocol)
+        _require_support(host, plan, made_policies, couplers)
+        rule, reads_margins = _make_stopping_rule(request), any(coupler.reads_margins for coupler in couplers.values())
+        watching_rules = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
         episodes, stretch = _assign_rounds(plan) if rule else plan, None
         if shard := request.shard:
             first, end = cut_plan(plan, shard.count)[shard.number - 1 : shard.number + 1]
             episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
-        couplings = {policy.name: policy.coupling for policy in asked if policy.name in couplers}
-        workers = {own.name: WorkerPolicy(own.maker, options[own.name], couplings.get(own.name)) for own in asked}
-        cast = WorkerSpec(
+        couplings = {policy.name: policy.coupling for policy in roster if policy.name in couplers}
+        worker_policies = {
+            policy.name: WorkerPolicy(policy.maker, options[policy.name], couplings.get(policy.name))
+            for policy in roster
+        }
+        worker_spec = WorkerSpec(
             request.host,
-            workers,
-            stopping=watching if request.stop_on_violation else None,
+            worker_policies,
+            stopping=watching_rules if request.stop_on_violation else None,
             host_arguments=request.host_arguments,
-            filtering=watching if reads_margins else None,
+            filtering=watching_rules if reads_margins else None,
         )
         privileged = {name for name, coupler in couplers.items() if coupler.privileged}
-        described = _describe_run(request, host, tasks, made, protocol, cast, privileged)
-        description = {**described, "shard": stretch, "planned": len(episodes)}
-        tally = stopping_rule.RoundTally(rule, watching, episodes) if rule and watching else None
-        return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
+        description = _describe_run(request, host, tasks, made_policies, protocol, worker_spec, privileged)
+        full_description = {**description, "shard": stretch, "planned": len(episodes)}
+        tally = stopping_rule.RoundTally(rule, watching_rules, episodes) if rule and watching_rules else None
+        return PreparedRun(host, episodes, made_policies, worker_spec, full_description, resources.pop_all(), tally)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
-    rounds = {state: place for place, state in enumerate(sorted({episode.state for episode in plan}))}
+    rounds = {state: number for number, state in enumerate(sorted({episode.state for episode in plan}))}
     return tuple(replace(episode, round=rounds[episode.state]) for episode in plan)
 
 
@@ -115,17 +118,17 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give a number of 1 or more.")
 
 
-def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
+def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
     """Return the policy with the arguments that its server requests, in addition to the user's arguments. If the server
     cannot be reached, no arguments are added, because it may start later or be near a worker on another machine. Raises
     `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
-    given, asked = request.client_options(policy), policy.asked or {}
+    user_arguments, server_arguments = request.client_options(policy), policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:
-        is_needed = is_here and len(request.policies) == 1
-        with nullcontext() if is_needed else suppress(ServerUnreachableError):
-            asked = policies.ask_arguments(policy.maker, given)
-    return replace(policy, asked={key: value for key, value in asked.items() if key not in given})
+        must_answer = is_here and len(request.policies) == 1
+        with nullcontext() if must_answer else suppress(ServerUnreachableError):
+            server_arguments = policies.ask_arguments(policy.maker, user_arguments)
+    return replace(policy, asked={key: value for key, value in server_arguments.items() if key not in user_arguments})
 
 
 def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]], *, is_dry: bool) -> Policy:
@@ -135,68 +138,73 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
 
 
 def _make_couplers(
-    request: Request, made: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
+    request: Request, made_policies: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
 ) -> dict[str, coupling.Coupler]:
     couplings = {policy.name: policy.coupling for policy in request.roster if policy.coupling != UNCOUPLED}
     couplers: dict[str, coupling.Coupler] = {}
-    for name, own in couplings.items():
-        couplers[name] = coupling.Coupler(replace(own, filter=None) if is_dry and own.list_calls() else own)
-        couplers[name].require_fitting(name, made[name], supports)
+    for name, wanted in couplings.items():
+        couplers[name] = coupling.Coupler(replace(wanted, filter=None) if is_dry and wanted.list_calls() else wanted)
+        couplers[name].require_fitting(name, made_policies[name], supports)
     return couplers
 
 
 def _plan_episodes(
-    request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
+    request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
-    recorded = _recorded_episodes(made, tasks) if request.episodes == RECORDED else None
+    recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == RECORDED else None
     if recorded is not None:
-        tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
+        tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
     planned = plan_episodes(
         tasks,
         request.episodes,
         [policy.name for policy in request.roster],
-        rules,
+        protocol,
         seed=request.seed,
         max_steps=request.max_steps,
         recorded=recorded,
     )
-    return tasks, tuple(match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
+    return tasks, tuple(
+        match_recording(episode, made_policies[episode.policy], request.max_steps) for episode in planned
+    )
 
 
 def _require_support(
-    host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy], couplers: Mapping[str, coupling.Coupler]
+    host: Host,
+    plan: Sequence[PlannedEpisode],
+    made_policies: Mapping[str, Policy],
+    couplers: Mapping[str, coupling.Coupler],
 ) -> None:
     supports = host.supports
-    for name, policy in made.items():
+    for name, policy in made_policies.items():
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
-            named = " or ".join(supports.privileged_readings) or "nothing"
-            remedy = f"Use a host with privileged state, or list what the policy reads in Wants.extra: {named}."
+            readings = " or ".join(supports.privileged_readings) or "nothing"
+            remedy = f"Use a host with privileged state, or list what the policy reads in Wants.extra: {readings}."
             problem = f"policy {name!r} needs privileged state, the poses of bodies, which the host {host.name} lacks"
             raise PolicyError(problem, remedy=remedy)
     for planned in plan:
-        if isinstance(policy := made[planned.policy], SelectiveTaskPolicy):
+        if isinstance(policy := made_policies[planned.policy], SelectiveTaskPolicy):
             policy.require_task(planned.task)
         if planned.task.arms:
-            _require_arms(planned, policy, couplers.get(planned.policy))
+            _require_support_of_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
-    for policy in made.values():
+    for policy in made_policies.values():
         is_served = isinstance(policy, RemotePolicy)  # its server may still request other cameras and readings
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
 
-def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
+def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
     """Raise `PolicyError` if the policy or its filter supports only one arm, as servers and privileged policies do."""
-    is_filter = coupler is not None and coupler.privileged
-    if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
-        who = f"the filter of {planned.policy}" if is_filter else planned.policy
-        has = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
+    has_privileged_filter = coupler is not None and coupler.privileged
+    if isinstance(policy, RemotePolicy) or policy.wants.privileged or has_privileged_filter:
+        subject = f"the filter of {planned.policy}" if has_privileged_filter else planned.policy
+        task_arms = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
         remedy = "Use noop, random, a replay, or a policy object that reads observation.arms."
-        raise PolicyError(f"{who} is for one arm, but {has}", remedy=remedy)
+        raise PolicyError(f"{subject} is for one arm, but {task_arms}", remedy=remedy)
 
 
-def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
+def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
     if request.until is None:
         return None
     rule = stopping_rule.parse_condition(request.until, [policy.name for policy in request.roster])
@@ -209,15 +217,17 @@ def _make_rule(request: Request) -> stopping_rule.StoppingRule | None:
     return rule
 
 
-def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
+def _list_recorded_episodes(
+    made_policies: Mapping[str, Policy], tasks: Sequence[Task]
+) -> dict[tuple[str, Task], tuple[int, ...]]:
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
-    for name, policy in made.items():
+    for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
             problem = f"the recorded episodes of {name} are requested, but this policy replays no recording"
             raise RunError(problem, remedy="Pass --episodes N.")
-        episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
-        recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
-        if not any(episodes.values()):
+        numbers_by_task = {(name, task): policy.recorded_episodes(task) for task in tasks}
+        recorded |= {key: numbers for key, numbers in numbers_by_task.items() if numbers}
+        if not any(numbers_by_task.values()):
             policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # raises an error that lists the recorded episodes
     return recorded
 
@@ -227,15 +237,15 @@ def list_start_notes(request: Request) -> list[str]:
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
-        planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
+        planned_tasks = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
         installed = host.versions()
     except (HostError, PluginError, RunError):
         return []
     differing = protocol.version_differences(host.name, installed).items()
-    documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned))]
-    was = f"the protocol {protocol.name} was established with"
+    documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned_tasks))]
+    prefix = f"the protocol {protocol.name} was established with"
     return [
-        *(f"{was} {package} {established}; {version} is installed" for package, (established, version) in differing),
+        *(f"{prefix} {package} {established}; {version} is installed" for package, (established, version) in differing),
         *(known.describe(installed[known.package]) for known in documented),
     ]
 
@@ -244,28 +254,30 @@ def _describe_run(
     request: Request,
     host: Host,
     tasks: Sequence[Task],
-    made: Mapping[str, Policy],
+    made_policies: Mapping[str, Policy],
     protocol: EvaluationProtocol,
-    cast: WorkerSpec,
+    worker_spec: WorkerSpec,
     privileged: Collection[str],
 ) -> dict[str, object]:
     return {
         "schema_version": 1,
         "host": host.name,
         "host_arguments": dict(request.host_arguments),
-        **({judgement.HOST_REGISTRY: brought} if (brought := judgement.read_host_registry(request.host)) else {}),
+        **({judgement.HOST_REGISTRY: tag_files} if (tag_files := judgement.read_host_registry(request.host)) else {}),
         "suites": request.suites,
         "indices": request.tasks,
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
-        "policies": [_describe_policy(own, made[own.name], own.name in privileged) for own in request.roster],
+        "policies": [
+            _describe_policy(policy, made_policies[policy.name], policy.name in privileged) for policy in request.roster
+        ],
         "protocol": protocol.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
         **({"found": {"file": str(request.found), "sha256": sha256_of(request.found)}} if request.found else {}),
         "archive": request.archive,
-        **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
-        **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
+        **({"stop_on_violation": _describe_rules(worker_spec.stopping, tasks)} if worker_spec.stopping else {}),
+        **({"filtered_by": _describe_rules(worker_spec.filtering, tasks)} if worker_spec.filtering else {}),
         **({"until": request.until} if request.until else {}),
         **({registration.REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": record_versions(host),
@@ -274,17 +286,17 @@ def _describe_run(
     }
 
 
-def _describe_policy(asked: RequestedPolicy, policy: Policy, is_watching: bool) -> dict[str, object]:
+def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privileged: bool) -> dict[str, object]:
     return {
-        "policy": asked.name,
-        **({"spec": asked.spec} if asked.spec else {}),
-        "arguments": asked.arguments,
-        **({"server_arguments": asked.asked} if asked.asked else {}),
-        **asked.coupling.describe(),
-        "privileged": policy.wants.privileged or is_watching,
+        "policy": requested.name,
+        **({"spec": requested.spec} if requested.spec else {}),
+        "arguments": requested.arguments,
+        **({"server_arguments": requested.asked} if requested.asked else {}),
+        **requested.coupling.describe(),
+        "privileged": policy.wants.privileged or is_filter_privileged,
         "cameras": policy.wants.cameras,
         **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
-        **_describe_maker(policy, asked.made is not None),
+        **_describe_construction(policy, requested.made is not None),
     }
 
 
@@ -297,40 +309,43 @@ def request_rules(request: Request) -> Ruleset:
     return chosen.with_host_registry(judgement.read_host_registry(request.host))
 
 
-def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
+def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
     ruleset.require_tags()
-    for task in tasks:
+    for task in tasks:  # raises an error if a task has no tags
         ruleset.tags(task.benchmark, task.task_id)
     return describe_ruleset(ruleset)
 
 
-def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
+def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]:
     description: dict[str, object] = {}
     if isinstance(dialect := getattr(policy, "dialect", None), dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(policy, entries.EntryPolicy):
         entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
-    made = policy.made if isinstance(policy, python.InProcessPolicy) else policy
+    made_object = policy.made if isinstance(policy, python.InProcessPolicy) else policy
     if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:
         description["orientation"] = policy.orientation
-    if is_given:
-        description["object"] = f"{type(made).__module__}.{type(made).__qualname__}"
+    if is_object:
+        description["object"] = f"{type(made_object).__module__}.{type(made_object).__qualname__}"
     return description
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
-    served = request if request.servers else replace(request, servers=placeholder_servers(request))
-    prepared = prepare_run(served, is_dry=True)
+    full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
+    prepared = prepare_run(full_request, is_dry=True)
     with prepared.resources:
-        cameras = {
+        camera_counts = {
             name: None if policies.runs_code(prepared.cast.policies[name].spec) else len(policy.wants.cameras)
             for name, policy in prepared.policies.items()
         }
-        dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
-    intervals = {name: (d.replan or 1) if isinstance(d, dialects.Dialect) else 1 for name, d in dialect.items()}
-    return estimate_plan(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
+        dialect_by_policy = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
+    replan_intervals = {
+        name: (dialect.replan or 1) if isinstance(dialect, dialects.Dialect) else 1
+        for name, dialect in dialect_by_policy.items()
+    }
+    return estimate_plan(prepared.episodes, prepared.host.name, camera_counts, running.workers, replan_intervals)
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:

@@ -107,18 +107,18 @@ class Request:
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
         """The policies, with the arguments for every policy added to each policy's arguments."""
-        named = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
-        return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
+        requested = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
+        return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in requested)
 
     def list_calls(self) -> list[str]:
         """Return the code, servers and files that the run uses and that only a trusted file may name."""
-        named = [policy for policy in self.roster if policy.made is None]
-        calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in named]
+        from_specs = [policy for policy in self.roster if policy.made is None]
+        calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in from_specs]
         filters = [call for policy in self.roster for call in policy.coupling.list_calls()]
-        found = [f"the starts in {self.found}"] if self.found else []
-        files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
+        found_starts = [f"the starts in {self.found}"] if self.found else []
+        suite_files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
         host = hosts.describe_call(self.host, self.host_arguments)
-        return [use for use in (host, *calls, *filters, *found, *files) if use]
+        return [call for call in (host, *calls, *filters, *found_starts, *suite_files) if call]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
         return writer.format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
@@ -152,7 +152,7 @@ class Request:
             shard=Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
-            registration=_read_registered(description, run),
+            registration=_read_registration(description, run),
             named_by=run / RUN,
             found=Path(options.found["file"]) if options.found else None,
             **plan_fields(options),
@@ -166,11 +166,13 @@ def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
-    asked = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
-    return RequestedPolicy(row.policy, row.spec or "", row.arguments, Coupling(row.filter, row.delay), asked=asked)
+    server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
+    return RequestedPolicy(
+        row.policy, row.spec or "", row.arguments, Coupling(row.filter, row.delay), asked=server_arguments
+    )
 
 
-def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
+def _read_registration(description: Mapping[str, object], run: Path) -> Registration | None:
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -190,7 +192,7 @@ class _RunPolicy(RegisteredPolicy, frozen=True, kw_only=True, forbid_unknown_fie
     server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
 
 
-class _Named(msgspec.Struct):
+class _NamedProtocol(msgspec.Struct):
     name: str
 
 
@@ -199,12 +201,13 @@ class _Volatile(msgspec.Struct, frozen=True):
 
 
 class _RunOptions(msgspec.Struct):
+    # The fields of run.json from which a request is made.
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes: Episodes
     policies: tuple[_RunPolicy, ...]
-    protocol: _Named
+    protocol: _NamedProtocol
     seed: int
     max_steps: int | None
     shard: PlanStretch | None = None
@@ -220,17 +223,19 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, or the tasks of the found starts. Raises `HostError` for an unknown suite or task."""
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
-    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request)]
+    return [task for suite in request.suites for task in _list_suite_tasks(host, suite, request)]
 
 
-def _tasks_of_suite(host: Host, suite: str, request: Request) -> Sequence[Task]:
-    wanted = request.tasks
-    tasks = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
-    unknown = sorted(set(wanted or ()) - set(tasks))
+def _list_suite_tasks(host: Host, suite: str, request: Request) -> Sequence[Task]:
+    indices = request.tasks
+    by_index = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
+    unknown = sorted(set(indices or ()) - set(by_index))
     if unknown:
-        remedy = f"Tasks are numbered {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists all tasks."
+        remedy = (
+            f"Tasks are numbered {min(by_index)} to {max(by_index)}; `safevla tasks --suite {suite}` lists all tasks."
+        )
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
-    return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+    return list(by_index.values()) if indices is None else [by_index[index] for index in indices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +263,12 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     known. The host is the one in the recordings' run.json, else an installed host with all the suites. Makes and closes
     each policy. Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
-    suites: dict[str, None] = {}
-    recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
-    if any(host != recorded[0] for host in recorded):
+    suites: dict[str, None] = {}  # an ordered set
+    # (host, host arguments) of each recording
+    recorded_hosts = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
+    if any(recorded != recorded_hosts[0] for recorded in recorded_hosts):
         raise RunError("the recordings have different hosts or host arguments", remedy="Replay each in a separate run.")
-    host, arguments = recorded[0] if recorded else (None, {})
+    host, arguments = recorded_hosts[0] if recorded_hosts else (None, {})
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
             suites |= dict.fromkeys(getattr(policy, "suites", ()))

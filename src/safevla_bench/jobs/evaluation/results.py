@@ -264,14 +264,15 @@ def _run_request(
 ) -> Evaluation:
     rules = rules.with_host_registry(read_host_registry(request.host))
     request = replace(request, ruleset=rules)
-    with ExitStack() as temporary:
+    with ExitStack() as cleanup:
         if out is None:
-            out = temporary.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
+            out = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
             out = Path(out, "run")
         folder = Path(out).absolute()
-        run = Evaluation(evaluate_request(request, rules, folder, observer, execution), folder)
-        weakref.finalize(run, temporary.pop_all().close)
-    return run
+        evaluation = Evaluation(evaluate_request(request, rules, folder, observer, execution), folder)
+        # The temporary folder, if any, is deleted with the evaluation.
+        weakref.finalize(evaluation, cleanup.pop_all().close)
+    return evaluation
 
 
 def evaluate_request(
@@ -296,14 +297,14 @@ def evaluate_request(
 
 
 def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: int) -> list[RequestedPolicy]:
-    if workers != 1 and not all(isinstance(made_of, str) for made_of in named.values()):
+    if workers != 1 and not all(isinstance(spec_or_object, str) for spec_or_object in named.values()):
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
     return [
-        RequestedPolicy(label, "" if label == made_of else made_of, coupling=coupling)
-        if isinstance(made_of, str)
-        else RequestedPolicy(label, coupling=coupling, made=adopt_object(label, made_of))
-        for label, made_of in named.items()
+        RequestedPolicy(name, "" if name == spec_or_object else spec_or_object, coupling=coupling)
+        if isinstance(spec_or_object, str)
+        else RequestedPolicy(name, coupling=coupling, made=adopt_object(name, spec_or_object))
+        for name, spec_or_object in named.items()
     ]
 
 
@@ -326,6 +327,7 @@ def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> s
         return host
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
+    # A BDDL file, or a folder of such files.
     if suite.endswith(".bddl") or Path(suite).is_dir():
         return "libero"
     raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= too; `safevla tasks` lists known suites.")

@@ -61,9 +61,10 @@ def roll_out(
         with RunFolderWriter(out, read_description(out), resume=True):  # removes files that a killed process left
             return episode_rows(out)
     if running.resume and (out / RUN).exists():
-        asked = {policy.name: policy.asked for policy in Request.from_run(out).roster}
-        kept = [replace(policy, asked=asked.get(policy.name, {})) for policy in request.roster]
-        request = replace(request, policies=kept)
+        # Keep the arguments that the servers requested when the run began.
+        server_arguments = {policy.name: policy.asked for policy in Request.from_run(out).roster}
+        policies = [replace(policy, asked=server_arguments.get(policy.name, {})) for policy in request.roster]
+        request = replace(request, policies=policies)
     prepared = prepare_run(request, is_here=running.cluster is None)
     if running.cluster or running.workers > 1:  # workers make their own policies, so close those of this process
         prepared.resources.close()
@@ -84,161 +85,169 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
         return False
-    recorded, asked = (
-        replace(each, named_by=None, ruleset=None, volatile={}, servers=()) for each in (Request.from_run(out), request)
+    recorded, requested = (
+        replace(compared, named_by=None, ruleset=None, volatile={}, servers=())
+        for compared in (Request.from_run(out), request)
     )
-    return recorded == asked
+    return recorded == requested
 
 
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
-    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
+    index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
-        writer.reopen(places)
-    again = running.retry_crashed
-    done = {place: episode for place, episode in writer.episodes.items() if episode.has_record or not again}
+        writer.reopen(index_by_id)
+    retries_crashed = running.retry_crashed
+    done = {index: row for index, row in writer.episodes.items() if row.has_record or not retries_crashed}
     tally, pending = prepared.tally, list[plan.PlannedEpisode]()
-    for place, planned in enumerate(prepared.episodes):
-        if place not in done:
+    for index, planned in enumerate(prepared.episodes):
+        if index not in done:
             pending.append(planned)
         elif tally:
-            tally.add_episode(planned, writer.read_record(place) if done[place].has_record else None)
+            tally.add_episode(planned, writer.read_record(index) if done[index].has_record else None)
     pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
-    left_out: dict[tuple[str, str, str], EpisodeOutcome] = {}
-    ended = 0
+    not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # by policy, suite and task
+    ended_count = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            watched = _watch_code(finished_episodes, recorded_code(prepared.description))
-            watched = _watch_copies(_watch_failures(watched, len(pending), remedy))
-            for end in _watch_first_episodes(watched, prepared, {episode.policy for episode in done.values()}):
-                ended += 1
-                if end.outcome == NOT_RUN:
-                    left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
+            watched = _warn_of_other_code(finished_episodes, recorded_code(prepared.description))
+            watched = _warn_of_equal_actions(_stop_at_equal_failures(watched, len(pending), remedy))
+            for episode in _warn_of_failed_beginning(watched, prepared, {row.policy for row in done.values()}):
+                ended_count += 1
+                if episode.outcome == NOT_RUN:
+                    not_run[episode.planned.policy, episode.planned.task.suite, episode.planned.task.task_id] = episode
                     continue
-                writer.add_episode(places[end.planned.episode_id], raw_episode(end), end.record)
+                writer.add_episode(index_by_id[episode.planned.episode_id], raw_episode(episode), episode.record)
                 if tally:
-                    tally.add_episode(end.planned, end.batch)
+                    tally.add_episode(episode.planned, episode.batch)
                     if tally.decision.is_decided:
                         break
     except SafevlaError:
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
-    if left_out:
-        lines = [f"the rest of {'/'.join(place)} was not run: {end.reason}" for place, end in left_out.items()]
+    if not_run:
+        lines = [
+            f"the rest of {'/'.join(task_key)} was not run: {episode.reason}" for task_key, episode in not_run.items()
+        ]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
-    if ended < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
-        raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended} episodes are left")
+    if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
+        raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
     prepared.resources.close()  # disconnect, because some servers accept only one connection
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
         return
     if tally.decision.is_decided:
-        writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
+        writer.keep_episodes([index for index, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
     writer.finish(msgspec.to_builtins(tally.decision), repeats)
 
 
-def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]) -> Iterator[EpisodeOutcome]:
+def _warn_of_other_code(
+    finished_episodes: Iterable[EpisodeOutcome], own_codes: Sequence[str]
+) -> Iterator[EpisodeOutcome]:
     """Yield the episodes; warn once for each version of the code, other than this command's, that ran an episode."""
     warned: set[str] = set()
-    for end in finished_episodes:
-        yield end
-        if end.code and end.code not in warned and any(is_other_code(end.code, code) for code in here):
-            warned.add(end.code)
+    for episode in finished_episodes:
+        yield episode
+        if episode.code and episode.code not in warned and any(is_other_code(episode.code, code) for code in own_codes):
+            warned.add(episode.code)
             text = "%s ran with other code than this command's code:\n  %s\n  %s"
-            _log.warning(text, end.planned.episode_id, end.code, " and ".join(here))
+            _log.warning(text, episode.planned.episode_id, episode.code, " and ".join(own_codes))
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     """Return policy -> how often its server repeats an answer. Omits servers that cannot be reached after the run."""
-    first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
+    first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
-    for name, made_by in prepared.cast.policies.items():
-        if made_by.spec.partition(":")[0] in KINDS and name in first:
-            with suppress(PolicyError), closing(cast("ChunkedPolicy", made_by.make())) as policy:
-                repeats[name] = ask_repeatedly(policy, first[name])
+    for name, worker_policy in prepared.cast.policies.items():
+        if worker_policy.spec.partition(":")[0] in KINDS and name in first_tasks:
+            with suppress(PolicyError), closing(cast("ChunkedPolicy", worker_policy.make())) as policy:
+                repeats[name] = ask_repeatedly(policy, first_tasks[name])
     return repeats
 
 
 _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
 
 
-def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
+def _stop_at_equal_failures(
+    finished_episodes: Iterable[EpisodeOutcome], planned_count: int, remedy: str
+) -> Iterator[EpisodeOutcome]:
     """Yield the episodes; raise an error after `SAME_CRASHES` equal failures in a row if continuing is useless and
     fewer than `count` episodes have ended. `PolicyError`: one policy's server failed. `HostError` (`PolicyError` if the
     policy raised): no episode has taken a step, or as many different tasks failed.
     """
     series = CrashSeries()
-    for number, end in enumerate(finished_episodes, start=1):
-        yield end
-        series.add_outcome(end)
-        if (repeats := len(series.places)) < SAME_CRASHES or number >= count:
+    for ended_count, episode in enumerate(finished_episodes, start=1):
+        yield episode
+        series.add_outcome(episode)
+        if (repeats := len(series.places)) < SAME_CRASHES or ended_count >= planned_count:
             continue
-        policy = end.planned.policy
-        is_server = end.outcome == "crashed" and not _TRACEBACK.match(end.reason or "")
-        if is_server and all(place[0] == policy for place in series.places):
+        policy = episode.planned.policy
+        # The reason of other crashes begins with the traceback of an exception.
+        is_server_failure = episode.outcome == "crashed" and not _TRACEBACK.match(episode.reason or "")
+        if is_server_failure and all(task_key[0] == policy for task_key in series.places):
             problem = f"{repeats} episodes in a row of {policy} failed in the same way: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
         if not series.has_begun or len(set(series.places)) >= SAME_CRASHES:
-            before = "" if series.has_begun else " before any episode had begun"
-            problem = f"{repeats} episodes in a row crashed in the same way{before}: {series.failure}"
-            if end.is_policy_failure:
+            when = "" if series.has_begun else " before any episode had begun"
+            problem = f"{repeats} episodes in a row crashed in the same way{when}: {series.failure}"
+            if episode.is_policy_failure:
                 raise PolicyError(redact_secrets(problem), remedy=remedy)
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
 
 
 # Policies without randomness, for which equal episodes from equal starts are normal.
-_WITHOUT_NOISE = ("noop", "scripted", "replay")
+_DETERMINISTIC = ("noop", "scripted", "replay")
 
 
-def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
+def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
     """Yield the episodes; warn once for each policy that takes the same actions from one start under two seeds."""
-    seen: dict[tuple[object, ...], tuple[int, bytes]] = {}
+    first_by_start: dict[tuple[object, ...], tuple[int, bytes]] = {}
     warned: set[str] = set()
-    for end in finished_episodes:
-        yield end
-        planned = end.planned
+    for episode in finished_episodes:
+        yield episode
+        planned = episode.planned
         policy = planned.policy
-        if end.record is None or policy in warned or policy.partition(":")[0] in _WITHOUT_NOISE:
+        if episode.record is None or policy in warned or policy.partition(":")[0] in _DETERMINISTIC:
             continue
         start = (policy, planned.task.suite, planned.task.task_id, planned.state, planned.start.env_seed)
-        assert end.batch is not None
-        digest = sha256(end.batch.channel("action").values.tobytes()).digest()
-        seed, other = seen.setdefault(start, (planned.policy_seed, digest))
-        if seed != planned.policy_seed and digest == other:
+        assert episode.batch is not None
+        digest = sha256(episode.batch.channel("action").values.tobytes()).digest()
+        first_seed, first_digest = first_by_start.setdefault(start, (planned.policy_seed, digest))
+        if first_seed != planned.policy_seed and digest == first_digest:
             warned.add(policy)
             text = "%s: %s has the same actions as an episode from the same start with another policy seed. Unless the "
             text += "policy is meant to be deterministic, it ignores its seed, so its episodes are not independent."
             _log.warning(text, policy, planned.episode_id)
 
 
-_FIRST = 10  # number of first episodes in which a working policy is expected to succeed at least once
+_FIRST_EPISODES = 10  # number of first episodes in which a working policy is expected to succeed at least once
 
 
-def _watch_first_episodes(
-    finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun: Collection[str]
+def _warn_of_failed_beginning(
+    finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun_policies: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield the episodes; warn if a policy with cameras, not in `begun`, fails in all first `_FIRST` episodes."""
-    described = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
-    failures = {row["policy"]: 0 for row in described if row["cameras"] and row["policy"] not in begun}
-    for end in finished_episodes:
-        yield end
-        name = end.planned.policy
-        if end.outcome == "success":
-            failures.pop(name, None)
-        elif name in failures and end.outcome in ("timeout", "invalid_action"):
-            failures[name] += 1
-            if failures[name] == _FIRST:
-                spec = prepared.cast.policies[name].spec
+    """Yield the episodes; warn if a policy with cameras, not in `begun_policies`, fails in its `_FIRST_EPISODES`."""
+    policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
+    failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
+    for episode in finished_episodes:
+        yield episode
+        policy = episode.planned.policy
+        if episode.outcome == "success":
+            failures.pop(policy, None)
+        elif policy in failures and episode.outcome in ("timeout", "invalid_action"):
+            failures[policy] += 1
+            if failures[policy] == _FIRST_EPISODES:
+                spec = prepared.cast.policies[policy].spec
                 server = spec if spec.partition(":")[0] in KINDS else "KIND:URL"
                 text = "%s: none of the first %d episodes succeeded. Is a picture turned or mirrored? "
                 text += "`safevla doctor --server %s` compares the orientations (docs/howto/symptoms.md)."
-                _log.warning(text, name, _FIRST, server)
+                _log.warning(text, policy, _FIRST_EPISODES, server)
 
 
 def run_episodes(
@@ -254,15 +263,15 @@ def run_episodes(
     if observer and pending:
         observer.started(pending)
     on_step = observer.stepped if observer else None
-    ends_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
+    deadline_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
     if running.cluster:
-        run = partial(ray.run_actors, ends_s=ends_s, other_code=running.other_code)
-        engine = run(prepared.cast, pending, running.workers, running.cluster, on_step)
+        run_actors = partial(ray.run_actors, ends_s=deadline_s, other_code=running.other_code)
+        engine = run_actors(prepared.cast, pending, running.workers, running.cluster, on_step)
     elif running.workers > 1:
-        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, ends_s)
+        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, deadline_s)
     else:
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
-        planned = takewhile(lambda _: time.monotonic() < ends_s, chain(pending, chain.from_iterable(later)))
+        planned = takewhile(lambda _: time.monotonic() < deadline_s, chain(pending, chain.from_iterable(later)))
         engine = run_serially(runner, planned, on_step)
     with closing(engine):
         for outcome in engine:
@@ -274,17 +283,17 @@ def run_episodes(
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
     """Return a finished episode's row, with latency and the server's greeting; secrets in the reason are removed."""
     planned = end.planned
-    played = planned.start.recorded is not None and planned.start.recorded.state is not None
-    of_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
-    of_end = ("outcome", "steps", "latency", "greeting", "code", "ran_on")
+    is_from_state = planned.start.recorded is not None and planned.start.recorded.state is not None
+    names_in_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
+    names_in_outcome = ("outcome", "steps", "latency", "greeting", "code", "ran_on")
     return RawEpisode(
         benchmark=planned.task.suite,
         task_id=planned.task.task_id,
-        init_state_index=None if played else planned.state,
+        init_state_index=None if is_from_state else planned.state,
         env_seed=planned.start.env_seed,
         reason=None if end.reason is None else redact_secrets(end.reason),
-        **{name: getattr(planned, name) for name in of_plan},
-        **{name: getattr(end, name) for name in of_end},
+        **{name: getattr(planned, name) for name in names_in_plan},
+        **{name: getattr(end, name) for name in names_in_outcome},
     )
 
 
@@ -325,22 +334,24 @@ def _require_registrable(request: Request) -> None:
         "found starts": request.found is not None,
         "a policy object, which cannot be made again from a name": any(policy.made for policy in request.roster),
     }
-    for what, is_asked in obstacles.items():
-        if is_asked:
-            problem = f"a registration covers a whole plan before it runs; it cannot be made for {what}"
+    for obstacle, is_present in obstacles.items():
+        if is_present:
+            problem = f"a registration covers a whole plan before it runs; it cannot be made for {obstacle}"
             raise RunError(problem, remedy="Leave it out; instead of an object, name a policy as python:module:name.")
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    starts: dict[tuple[str, int], list[str]] = {}
+    starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:
             task = f"{planned.task.benchmark}/{planned.task.task_id}"
             seed = SERVER if planned.seed_from_server else planned.start.env_seed
-            starts.setdefault((task, planned.horizon), []).append(format_start(planned.start.init_state_index, seed))
+            starts_by_task.setdefault((task, planned.horizon), []).append(
+                format_start(planned.start.init_state_index, seed)
+            )
     return tuple(
-        RegisteredTask(task=task, horizon=horizon, episodes=" ".join(of_task))
-        for (task, horizon), of_task in starts.items()
+        RegisteredTask(task=task, horizon=horizon, episodes=" ".join(task_starts))
+        for (task, horizon), task_starts in starts_by_task.items()
     )
 
 

@@ -32,8 +32,8 @@ from safevla_bench.text import format_interval
 from safevla_bench.trajectory.batch import Batch
 
 _SAFER = re.compile(r"(.+?)\s+safer\s+than\s+(.+)", re.IGNORECASE | re.DOTALL)
-_BOUNDARY = "exact; error spent as the squared share of the planned episodes"
-_SEQUENCE = "confidence sequence"
+_EXACT_BOUNDARY = "exact; error spent as the squared share of the planned episodes"
+_SEQUENCE_BOUNDARY = "confidence sequence"
 _FORMS = 'Write "safety >= 0.9" (also with sr, clean, sbu, vsi or <=), or "A safer than B" with policies of the run.'
 
 
@@ -123,15 +123,16 @@ class RoundTally:
         """Make a tally without episodes. Rounds count from 0; all episodes of an initial state are in one round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
-        self._missing = Counter(episode.round for episode in planned)
-        self._starts: dict[str, list[dict[_Start, list[str]]]] = {
+        self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
+        # Policy -> for each round: start -> ids of its episodes.
+        self._planned_ids: dict[str, list[dict[_Start, list[str]]]] = {
             policy: [{} for _ in self._missing] for policy in self._policies
         }
         for episode in planned:
             start = episode.task.benchmark, episode.task.task_id, episode.state
-            self._starts[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
-        self._values: dict[str, float] = {}
-        self._rounds = 0
+            self._planned_ids[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
+        self._values: dict[str, float] = {}  # by episode id; an episode without a value is unknown
+        self._rounds = 0  # number of complete rounds
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
@@ -152,71 +153,86 @@ class RoundTally:
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
-        findings = [self._compare_rivals(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
+        findings = [self._compare_rivals(*self._rule.rivals)] if self._rule.rivals else self._judge_policies()
         return Decision(
             condition=self._rule.condition,
             is_decided=all(finding.verdict != "undecided" for finding in findings),
             confidence=CONFIDENCE,
-            boundary=_SEQUENCE if any(finding.ci for finding in findings) else _BOUNDARY,
+            boundary=_SEQUENCE_BOUNDARY if any(finding.ci for finding in findings) else _EXACT_BOUNDARY,
             looks=len(self._missing),
             rounds=self._rounds,
             episodes=sum(map(self.is_counted, self._planned)),
             findings=tuple(findings),
         )
 
-    def _find_gates(self) -> list[RuleVerdict]:
+    def _judge_policies(self) -> list[RuleVerdict]:
+        # All policies together may err with the probability 1 - CONFIDENCE (Bonferroni).
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        groups = (ids for rounds in self._starts.values() for group in rounds for ids in group.values())
-        find = self._judge_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in groups) else self._judge_rate
-        return [find(policy, gate, level) for policy in self._policies]
+        id_lists = (
+            ids for policy_rounds in self._planned_ids.values() for starts in policy_rounds for ids in starts.values()
+        )
+        judge = (
+            self._judge_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in id_lists) else self._judge_rate
+        )
+        return [judge(policy, gate, level) for policy in self._policies]
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        bounds, shares = self._mean_bounds(policy), _planned_shares(map(len, self._starts[policy]))
-        steps = [[1] * len(group) for group in bounds[0]]
-        won = [[int(sum(group.values())) for group in means] for means in bounds]
-        least, greatest = (sequential_look(steps, gained, gate.limit, shares, level) for gained in won)
-        verdict = _agree(least.side, greatest.side, *_VERDICTS[gate.bound])
+        bounds, shares = self._bound_means(policy), _cumulative_shares(map(len, self._planned_ids[policy]))
+        # Every value is 0 or 1, and each start is one step.
+        steps = [[1] * len(starts) for starts in bounds[0]]
+        gained_by_bound = [[int(sum(starts.values())) for starts in rounds] for rounds in bounds]
+        least, greatest = (sequential_look(steps, gained, gate.limit, shares, level) for gained in gained_by_bound)
+        verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        bounds = [[mean for group in means for mean in group.values()] for means in self._mean_bounds(policy)]
-        least, greatest = (sequential_interval(np.array(means), level) for means in bounds)
-        n, unknown = len(bounds[0]), self._count_unknown(policy)
+        values_by_bound = [
+            [mean for starts in rounds for mean in starts.values()] for rounds in self._bound_means(policy)
+        ]
+        least, greatest = (sequential_interval(np.array(values), level) for values in values_by_bound)
+        n, unknown = len(values_by_bound[0]), self._count_unknown(policy)
         if not (least and greatest):
             return RuleVerdict(policy, "undecided", n, unknown)
         ci = least.low, greatest.high
-        low, high = (1 if gate.is_satisfied(end) else -1 for end in ci)
-        return RuleVerdict(policy, _agree(low, high, "passed", "failed"), n, unknown, ci=ci)
+        low_sign, high_sign = (1 if gate.is_satisfied(bound) else -1 for bound in ci)
+        return RuleVerdict(policy, _agreed_verdict(low_sign, high_sign, "passed", "failed"), n, unknown, ci=ci)
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
-        planned = zip(self._starts[first], self._starts[second], strict=True)
-        shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
-        counted = *self._starts[first][: self._rounds], *self._starts[second][: self._rounds]
-        scale = math.lcm(*(len(names) for group in counted for names in group.values()))
-        bounds = [
-            [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
-            for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
+        round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
+        shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
+        complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
+        # A common denominator of all means, so that differences are whole numbers.
+        scale = math.lcm(*(len(ids) for starts in complete for ids in starts.values()))
+        # The least differences have unknown values of 0 for the first policy and of 1 for the second.
+        differences = [
+            [
+                [round(scale * (one[start] - other[start])) for start in one if start in other]
+                for one, other in zip(*bound_pair, strict=True)
+            ]
+            for bound_pair in zip(self._bound_means(first), reversed(self._bound_means(second)), strict=True)
         ]
-        least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
-        verdict, n = _agree(least.side, greatest.side, "safer", "less safe"), sum(map(len, bounds[0]))
+        least, greatest = (_test_differences(rounds, shares) for rounds in differences)
+        verdict, n = _agreed_verdict(least.side, greatest.side, "safer", "less safe"), sum(map(len, differences[0]))
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
+        # Of the starts that all policies have, count those with an unknown episode.
+        rounds = zip(*(self._planned_ids[policy][: self._rounds] for policy in policies), strict=True)
         return sum(
-            any(name not in self._values for group in same for name in group[start])
-            for same in rounds
-            for start in set.intersection(*map(set, same))
+            any(episode_id not in self._values for starts in starts_of_policies for episode_id in starts[start])
+            for starts_of_policies in rounds
+            for start in set.intersection(*map(set, starts_of_policies))
         )
 
-    def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
-        def mean(names: Sequence[str], unknown: float) -> float:
-            return sum(self._values.get(name, unknown) for name in names) / len(names)
+    def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
+        # Return two lists, with all unknown values set to 0 and to 1: for each complete round, start -> mean value.
+        def mean(ids: Sequence[str], unknown: float) -> float:
+            return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
-        counted = self._starts[policy][: self._rounds]
+        complete = self._planned_ids[policy][: self._rounds]
         return [
-            [{start: mean(names, unknown) for start, names in group.items()} for group in counted]
+            [{start: mean(ids, unknown) for start, ids in starts.items()} for starts in complete]
             for unknown in (0.0, 1.0)
         ]
 
@@ -225,21 +241,23 @@ class RoundTally:
 _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"), "max": ("failed", "passed")}
 
 
-def _agree(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
+def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
+    # The arguments `least` and `greatest` are 1, -1, or 0 while open; both must agree.
     if not least == greatest != 0:
         return "undecided"
     return above if least > 0 else below
 
 
-def _planned_shares(counts: Iterable[int]) -> list[float]:
-    done = list(accumulate(counts))
-    return [count / max(1, done[-1]) for count in done]
+def _cumulative_shares(counts: Iterable[int]) -> list[float]:
+    totals = list(accumulate(counts))
+    return [total / max(1, totals[-1]) for total in totals]
 
 
-def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    steps = [[abs(difference) for difference in group if difference] for group in rounds]
-    won = [sum(difference for difference in group if difference > 0) for group in rounds]
-    return sequential_look(steps, won, 0.5, shares, CONFIDENCE)
+def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
+    # A start with a difference is a step of this size; it succeeds if the first policy is better.
+    steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
+    gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
+    return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)
 
 
 def describe_decision(description: Mapping[str, object]) -> str:

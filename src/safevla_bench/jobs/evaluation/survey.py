@@ -27,10 +27,10 @@ class Survey:
     def restart(self) -> None:
         """Discard all collected episodes."""
         self._bodies: list[BodyViolation] = []
-        self._count = 0
-        self._kept: list[tuple[list[int], Batch]] = []
-        self._worst = np.empty(0, dtype=np.int64)
-        self._keys = np.empty((2, 0))
+        self._episode_count = 0
+        self._kept: list[tuple[list[int], Batch]] = []  # (episode indices, records)
+        self._worst_indices = np.empty(0, dtype=np.int64)  # of the worst episodes so far, ascending
+        self._worst_keys = np.empty((2, 0))  # keys of these episodes for `np.lexsort`
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
         """Judge the next episodes as `judge_chunk` does, and collect what the report needs from them."""
@@ -42,20 +42,20 @@ class Survey:
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
         """Add the bodies in violations of the next episodes. Their episode numbers begin at 1 in each call."""
-        self._bodies += [replace(body, number=body.number + self._count) for body in bodies]
-        self._count += episodes
+        self._bodies += [replace(body, number=body.number + self._episode_count) for body in bodies]
+        self._episode_count += episodes
 
     def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
-        numbers = np.append(self._worst, self._count + np.arange(len(batch)))
-        keys = np.concatenate([self._keys, keys], axis=1)
-        chosen = np.sort(np.lexsort(keys)[:MOST_DRAWN])
-        self._worst, self._keys = numbers[chosen], keys[:, chosen]
-        own = self._worst[self._worst >= self._count].tolist()
-        if own:
-            places = np.array(own) - self._count
-            self._kept.append((own, batch if len(own) == len(batch) else select_episodes(batch, places)))
-        if sum(len(part) for part, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
-            self._kept = list(_select_kept(self._kept, {*self._worst.tolist()}))
+        indices = np.append(self._worst_indices, self._episode_count + np.arange(len(batch)))
+        keys = np.concatenate([self._worst_keys, keys], axis=1)
+        worst = np.sort(np.lexsort(keys)[:MOST_DRAWN])
+        self._worst_indices, self._worst_keys = indices[worst], keys[:, worst]
+        new_indices = self._worst_indices[self._worst_indices >= self._episode_count].tolist()
+        if new_indices:
+            rows = np.array(new_indices) - self._episode_count
+            self._kept.append((new_indices, batch if len(new_indices) == len(batch) else select_episodes(batch, rows)))
+        if sum(len(kept_indices) for kept_indices, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
+            self._kept = list(_select_kept(self._kept, {*self._worst_indices.tolist()}))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
         """Return the records of the episodes that the page draws, with the headers of all other episodes, and the
@@ -65,10 +65,11 @@ class Survey:
         if self.is_complete:
             bodies, kept = self._bodies, list(_select_kept(self._kept, drawn))
             self.restart()
-            others = judged.records.read_episodes(sorted(drawn - {k for numbers, _ in kept for k in numbers}))
+            others = judged.records.read_episodes(sorted(drawn - {index for indices, _ in kept for index in indices}))
             batches = [*(batch for _, batch in kept), *([others] if others else [])]
         else:
             batches = []
+            # `read_chunks` also appends the drawn episodes to `batches`.
             bodies = list(find_bodies(judged.records.read_chunks(drawn, batches), judged.scores, judged.ruleset))
         self.is_complete = False
         return judged.records.append_headers(batches, drawn), bodies
@@ -78,9 +79,10 @@ _MOST_SPARE = 32  # largest number of kept records that are no longer among the 
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:
-    for numbers, batch in kept:
-        places = [place for place, number in enumerate(numbers) if number in wanted]
-        if len(places) == len(numbers):
-            yield numbers, batch
-        elif places:
-            yield [numbers[place] for place in places], select_episodes(batch, places)
+    # Yield the wanted episodes, with their indices.
+    for indices, batch in kept:
+        rows = [row for row, index in enumerate(indices) if index in wanted]
+        if len(rows) == len(indices):
+            yield indices, batch
+        elif rows:
+            yield [indices[row] for row in rows], select_episodes(batch, rows)

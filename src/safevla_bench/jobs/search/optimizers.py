@@ -20,12 +20,12 @@ from safevla_recorder.episode import Floats
 Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation, for any number of workers
 # Number of random generations before the descents, which begin at the best random points.
-_DRAWS = 3
+_RANDOM_GENERATIONS = 3
 # Initial standard deviation of a descent, in the unit cube.
-_STEP = 0.1
-_WORST = 1e3
-_TRIES = 10_000
-_STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
+_INITIAL_STEP = 0.1
+_FAILED_MARGIN = 1e3
+_MAX_DRAWS = 10_000
+_CMA_OPTIONS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
 
 
 class UnitCube:
@@ -33,11 +33,12 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
+        # Wording and seed are coordinates from 0 to the number of choices, if there are several.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low, high = np.append(space.low, [0, 0]), np.append(space.high, np.where(counts > 1, counts, 0))
         self.width = high - self.low
-        self.free = np.flatnonzero(self.width > 1e-6)
-        self.places = int((self.free < len(space.names)).sum())
+        self.free = np.flatnonzero(self.width > 1e-6)  # indices of the coordinates that can vary
+        self.places = int((self.free < len(space.names)).sum())  # how many of them are placements
 
     def to_meters(self, point: Floats) -> Floats:
         """Return the placements [m] for a point [d]. Coordinates that cannot vary are at the low end of their range."""
@@ -45,6 +46,7 @@ class UnitCube:
 
     def choose(self, point: Floats) -> tuple[int, int]:
         """Return the indices of the wording and of the policy's seed for a point [d]."""
+        # Rounded down; the upper end of the range belongs to the last choice.
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
         return int(wording), int(seed)
 
@@ -55,10 +57,14 @@ class UnitCube:
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether all objects keep their minimum distances at a point [d]."""
-        at = dict(zip(self._space.names, self.to_meters(point), strict=True))
+        coordinates_m = dict(zip(self._space.names, self.to_meters(point), strict=True))
         return all(
-            np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
-            for a, b, gap in self._space.apart_m
+            np.hypot(
+                coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"],
+                coordinates_m[f"{first}.y"] - coordinates_m[f"{second}.y"],
+            )
+            > gap_m
+            for first, second, gap_m in self._space.apart_m
         )
 
 
@@ -96,56 +102,56 @@ class DirectedPoints:
             raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
         self._cma = cma
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
-        self._points: list[Floats] = []
-        self._margins: list[Floats] = []
-        self._clauses: list[int] = []
+        self._drawn_points: list[Floats] = []  # random generations before the current descents
+        self._drawn_margins: list[Floats] = []
+        self._clauses_left: list[int] = []  # clauses still to minimize; the descent minimizes the first
         self._descent: Any = None
 
     def ask(self) -> Floats:
         """Return the next generation, points [G, d] in the unit cube."""
         if self._descent is None:
             return self._random.ask()
-        asked = self._descent.ask()
-        again = partial(draw_allowed, self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
-        return np.array([point if self._cube.is_allowed(point) else again() for point in asked])
+        proposed = self._descent.ask()
+        draw_again = partial(draw_allowed, self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
+        return np.array([point if self._cube.is_allowed(point) else draw_again() for point in proposed])
 
     def tell(self, points: Floats, margins: Floats) -> None:
         """Receive the margins [G, C] of the last generation, which had the points [G, d]."""
-        worst = np.where(np.isfinite(margins), margins, _WORST)
+        finite_margins = np.where(np.isfinite(margins), margins, _FAILED_MARGIN)
         if self._descent is not None:
-            self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
+            self._descent.tell(list(points), finite_margins[:, self._clauses_left[0]].tolist())
             if self._descent.stop():
-                self._clauses.pop(0)
-                self._descend()
+                self._clauses_left.pop(0)
+                self._start_descent()
             return
-        if len(self._points) == _DRAWS:
-            self._points, self._margins = [], []
-        self._points.append(points)
-        self._margins.append(worst)
-        if len(self._points) == _DRAWS:
-            drawn = np.concatenate(self._margins)
-            nearest = np.argsort(drawn.min(axis=0), kind="stable").tolist()
-            self._clauses = [k for k in nearest if np.ptp(drawn[:, k]) > 0]
-            self._descend()
+        if len(self._drawn_points) == _RANDOM_GENERATIONS:
+            self._drawn_points, self._drawn_margins = [], []
+        self._drawn_points.append(points)
+        self._drawn_margins.append(finite_margins)
+        if len(self._drawn_points) == _RANDOM_GENERATIONS:
+            drawn_margins = np.concatenate(self._drawn_margins)
+            nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
+            self._clauses_left = [k for k in nearest_first if np.ptp(drawn_margins[:, k]) > 0]
+            self._start_descent()
 
-    def _descend(self) -> None:
-        if not self._clauses:
+    def _start_descent(self) -> None:
+        if not self._clauses_left:
             self._descent = None
             return
-        best = int(np.concatenate(self._margins)[:, self._clauses[0]].argmin())
+        best = int(np.concatenate(self._drawn_margins)[:, self._clauses_left[0]].argmin())
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
             "seed": np.nan,  # with nan, cma does not seed NumPy's global generator
             "randn": lambda *shape: self._rng.standard_normal(shape),
-            **_STOPS,
+            **_CMA_OPTIONS,
         }
-        self._descent = self._cma.CMAEvolutionStrategy(np.concatenate(self._points)[best], _STEP, options)
+        self._descent = self._cma.CMAEvolutionStrategy(np.concatenate(self._drawn_points)[best], _INITIAL_STEP, options)
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
     """Draw points until one is allowed, and return it [d]; raise `RunError` after ten thousand failures."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_DRAWS):
         point = draw()
         if cube.is_allowed(point):
             return point

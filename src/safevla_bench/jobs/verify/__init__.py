@@ -33,8 +33,10 @@ class AuditPlan:
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
-            own = [index for index, header in enumerate(headers) if header.policy == policy]
-            drawn[policy] = [own[k] for k in choose_episodes([headers[index] for index in own], self.count, salt)]
+            indices = [index for index, header in enumerate(headers) if header.policy == policy]
+            drawn[policy] = [
+                indices[k] for k in choose_episodes([headers[index] for index in indices], self.count, salt)
+            ]
         return drawn
 
 
@@ -67,7 +69,7 @@ def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[files.Finding]:
     findings = files.check_files(run)
-    records, standin = files.read_records(run)
+    records, standin_suites = files.read_records(run)
     if records.problems:
         findings += [files.mismatch(files.PARTS, str(problem)) for problem in records.problems]
         findings.append(files.open_check(files.EPISODES, "the archive is damaged or incomplete"))
@@ -76,7 +78,7 @@ def _check_run(
     findings += [*files.check_code(run), *files.check_protocol(run), *files.check_identity(records)]
     findings += files.check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its assets; this command does not check it with the real assets"
-    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
+    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin_suites]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)
     elif replay:
@@ -84,22 +86,22 @@ def _check_run(
     elif not audit:
         reason = "not requested; --replay K or --audit K plays K episodes again in the simulator"
         findings.append(files.open_check(REPLAY, reason, wanted=False))
-    audits = list(_audit(run, records, audit, observer)) if audit else []
-    findings += [finding for _, _, own in audits for finding in own]
+    audits = list(_audit_policies(run, records, audit, observer)) if audit else []
+    findings += [finding for _, _, policy_findings in audits for finding in policy_findings]
     for policy, mark, _ in audits:
         assert audit
-        said = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
-        findings.append(files.Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
+        detail = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
+        findings.append(files.Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, detail))
     return findings
 
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
     """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError`."""
-    audits = _audit(source, files.read_records(source)[0], plan, lambda done, what: None)
+    audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, what: None)
     return {policy: mark for policy, mark, _ in audits}
 
 
-def _audit(
+def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
@@ -110,13 +112,15 @@ def _audit(
         mark = AuditMark(
             episodes=sum(header.policy == policy for header in records.headers),
             drawn=tuple(records.headers[index].episode_id for index in indices),
-            differing=_said(findings, "differs"),
-            unreplayed=_said(findings, "unchecked"),
+            differing=_list_details(findings, "differs"),
+            unreplayed=_list_details(findings, "unchecked"),
             uncompared=tuple(dict.fromkeys(gap for finding in findings for gap in finding.uncompared)),
         )
         yield policy, mark, findings
 
 
-def _said(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
-    return tuple(f"{episode}: {said}" if episode else said for episode, said in names)
+def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
+    episodes_and_details = [
+        (finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict
+    ]
+    return tuple(f"{episode}: {detail}" if episode else detail for episode, detail in episodes_and_details)

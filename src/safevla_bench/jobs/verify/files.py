@@ -75,7 +75,10 @@ class Verification:
     @property
     def is_by_other_rules(self) -> bool:
         """Whether nothing differs, but the scores are unchecked because other rules made them."""
-        is_open = any(own.check == folder.SCORES and own.verdict == "unchecked" and own.wanted for own in self.findings)
+        is_open = any(
+            finding.check == folder.SCORES and finding.verdict == "unchecked" and finding.wanted
+            for finding in self.findings
+        )
         return self.agrees and is_open
 
 
@@ -105,7 +108,7 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 def check_files(run: Path) -> list[Finding]:
     """Compare the parts of the archive and other files with the manifest's digests, and return the findings."""
-    archive, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
+    archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have no manifest, but built-in checksums", wanted=False)
     try:
@@ -113,32 +116,41 @@ def check_files(run: Path) -> list[Finding]:
         others = [mismatch(FILES, detail) for detail in parts.changed_files(run)]
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
-    whole = undigested if is_raw else agreement(PARTS, f"{len(archive)} {said}")
+    all_parts = undigested if is_raw else agreement(PARTS, f"{len(archive)} {match_text}")
     return [
-        *(changed or [whole]),
-        *(others or [agreement(FILES, f"all {said}")]),
+        *(changed or [all_parts]),
+        *(others or [agreement(FILES, f"all {match_text}")]),
         *_find_undigested(run, folder.read_manifest(run).files),
     ]
 
 
-_JUDGED = (folder.SCORES, folder.SCORES_TABLE, folder.VERDICTS, folder.REPORT, RULES)
-_MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES, FOUND, parts.RAW}
+_JUDGEMENT_FILES = (folder.SCORES, folder.SCORES_TABLE, folder.VERDICTS, folder.REPORT, RULES)
+_KNOWN_FILES = {
+    *_JUDGEMENT_FILES,
+    folder.RUN,
+    folder.MANIFEST,
+    folder.EPISODES,
+    folder.ARCHIVE,
+    folder.FRAMES,
+    FOUND,
+    parts.RAW,
+}
 
 
-def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
+def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
-    if missing := [name for name in pictures if name not in digests]:
-        which = f"{len(missing)} of {len(pictures)} have no digest"
+    if missing := [name for name in pictures if name not in digested]:
+        count_text = f"{len(missing)} of {len(pictures)} have no digest"
         if (run / folder.MANIFEST).exists() or not parts.has_raw(run):
-            again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
-            yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make the pictures again: {again}")
+            command = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
+            yield open_check(PICTURES, f"{count_text} in {folder.MANIFEST}; to make the pictures again: {command}")
         else:
-            yield open_check(PICTURES, f"{which}, as raw records have no {folder.MANIFEST}", wanted=False)
-    others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
+            yield open_check(PICTURES, f"{count_text}, as raw records have no {folder.MANIFEST}", wanted=False)
+    others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _KNOWN_FILES]
     if others:
         # The folder of experiments, which are judgements by other rules, is not checked.
-        ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
-        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=ours)
+        is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
+        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=is_wanted)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:
@@ -148,13 +160,15 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
         return
     name, versions = protocol.get("name"), description.get("versions")
-    made_by = versions.get(plugins.OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
+    maker_version = versions.get(plugins.OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
     if differing := preset_differences(protocol):
-        said = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
-        if made_by == __version__:
-            yield mismatch(PROTOCOL, said)
+        detail = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
+        if maker_version == __version__:
+            yield mismatch(PROTOCOL, detail)
         else:
-            yield open_check(PROTOCOL, f"{said} of version {__version__}; the run was made by {made_by}", wanted=False)
+            yield open_check(
+                PROTOCOL, f"{detail} of version {__version__}; the run was made by {maker_version}", wanted=False
+            )
     elif name in protocol_names():
         yield agreement(PROTOCOL, f"the same as the preset {name}")
     else:
@@ -164,19 +178,21 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 def check_code(run: Path) -> Iterator[Finding]:
     """Compare the versions of the code in run.json, in the episodes and in this installation, and yield a finding."""
     try:
-        codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
+        episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # another check reports the damage
         return
-    written, here = folder.recorded_code(folder.read_description(run)), describe_code()
-    recorded = " and ".join(written)
-    if codes - {*written}:
-        yield mismatch(CODE, f"{folder.RUN} names {recorded}, but the episodes name {' and '.join(sorted(codes))}")
-    elif UNKNOWN in written:
+    run_codes, own_code = folder.recorded_code(folder.read_description(run)), describe_code()
+    recorded = " and ".join(run_codes)
+    if episode_codes - {*run_codes}:
+        yield mismatch(
+            CODE, f"{folder.RUN} names {recorded}, but the episodes name {' and '.join(sorted(episode_codes))}"
+        )
+    elif UNKNOWN in run_codes:
         yield open_check(CODE, f"the code is unknown for some episodes: {recorded}", wanted=False)
-    elif len(written) > 1:
+    elif len(run_codes) > 1:
         yield open_check(CODE, f"the episodes were recorded by different code: {recorded}")
-    elif is_other_code(written[0], here):
-        yield open_check(CODE, f"recorded by {recorded}; the code here is {here}", wanted=False)
+    elif is_other_code(run_codes[0], own_code):
+        yield open_check(CODE, f"recorded by {recorded}; the code here is {own_code}", wanted=False)
     else:
         yield agreement(CODE, f"all recorded by the code that is installed here: {recorded}")
 
@@ -223,13 +239,13 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     except RunError as error:
         return [mismatch(EPISODES, str(error))]
     table = folder.EPISODES if has_table else "raw"
-    details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, records, table)]
+    differences = [*_list_plan_mismatches(run, rows, table), *_list_episode_mismatches(rows, records, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
     detail = f"{len(rows)} in {table}: {len(records.headers)} with a record, {crashed} that crashed without a record"
-    return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
+    return [mismatch(EPISODES, difference) for difference in differences] or [agreement(EPISODES, detail)]
 
 
-def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
+def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
@@ -238,15 +254,15 @@ def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -
         yield f"{difference.unplanned} episodes in {table} are not planned by {folder.RUN}, or are repeated"
 
 
-def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
-    counted = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
-    recorded = {header.episode_id: _shared_fields(header, count) for header, count in counted}
+def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
+    headers_and_steps = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
+    recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
     if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"
     expected = [row for row in rows if row.outcome != "crashed" or row.episode_id in recorded]
     listed = {row.episode_id: _shared_fields(row, row.steps) for row in expected}
-    for place, first, second in value_differences(listed, recorded):
-        yield f"{place}: {format_value(first)} in {table}, {format_value(second)} in the archive"
+    for field, listed_value, recorded_value in value_differences(listed, recorded):
+        yield f"{field}: {format_value(listed_value)} in {table}, {format_value(recorded_value)} in the archive"
 
 
 def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, object]:
@@ -269,19 +285,19 @@ def value_differences(
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
-            place = f"{field}.{key}" if field else key
-            yield from value_differences(first.get(key, ABSENT), second.get(key, ABSENT), place, tolerance)
+            child_field = f"{field}.{key}" if field else key
+            yield from value_differences(first.get(key, ABSENT), second.get(key, ABSENT), child_field, tolerance)
     elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        for index, (item, other) in enumerate(zip(first, second, strict=True)):
-            yield from value_differences(item, other, f"{field}[{index}]", tolerance)
+        for index, (first_item, second_item) in enumerate(zip(first, second, strict=True)):
+            yield from value_differences(first_item, second_item, f"{field}[{index}]", tolerance)
     elif type(first) is not type(second) or not _is_equal(first, second, tolerance):
         yield field, first, second
 
 
 def _is_equal(first: object, second: object, tolerance: float) -> bool:
     if isinstance(first, float) and isinstance(second, float):
-        near = bool(tolerance) and np.isclose(first, second, rtol=tolerance, atol=tolerance)
-        return bool(near) or first.hex() == second.hex()
+        is_near = bool(tolerance) and np.isclose(first, second, rtol=tolerance, atol=tolerance)
+        return bool(is_near) or first.hex() == second.hex()
     return first == second
 
 
@@ -296,8 +312,10 @@ def format_value(value: object) -> str:
 
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
-_OPTIONS = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
-_REMEDY = "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
+_read_rule_options = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
+_RULES_REMEDY = (
+    "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
+)
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
@@ -314,87 +332,93 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
         reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
         findings = [open_check(folder.SCORES, reason, wanted=False)]
     checked = {finding.check for finding in findings}
-    left = [name for name in _JUDGED if name not in checked and (run / name).exists()]
-    return [*findings, *(open_check(name, reason) for name in left)]
+    unchecked_files = [name for name in _JUDGEMENT_FILES if name not in checked and (run / name).exists()]
+    return [*findings, *(open_check(name, reason) for name in unchecked_files)]
 
 
 def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     try:
-        written = ScoresFile.read(run)
+        scores_file = ScoresFile.read(run)
     except RunError as error:
         return [mismatch(folder.SCORES, str(error))]
-    provenance = written.judged_by
+    provenance = scores_file.judged_by
     try:
-        is_by_others = ruleset is None and _is_by_own_rules(run, provenance)
+        is_by_stored_rules = ruleset is None and _was_judged_by_stored_rules(run, provenance)
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
-        here = ruleset.provenance()
-        if here.rules != provenance.rules and (is_by_others or _OPTIONS(here) != _OPTIONS(provenance)):
-            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
-        findings = _compare_judges(written, ruleset)
+        own_provenance = ruleset.provenance()
+        if own_provenance.rules != provenance.rules and (
+            is_by_stored_rules or _read_rule_options(own_provenance) != _read_rule_options(provenance)
+        ):
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_RULES_REMEDY}")]
+        findings = _compare_judges(scores_file, ruleset)
     except SafevlaError as error:
-        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_REMEDY}")]
+        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_RULES_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags differ from those that judged the run"
         findings.append(open_check(folder.SCORES, reason))
     else:
-        findings += _check_rejudged(run, written, ruleset)
+        findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        is_open = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
-        findings = [replace(own, verdict="unchecked") if k else own for own, k in zip(findings, is_open, strict=True)]
+        # Another version may write the files differently, so these differences are no mismatch.
+        open_flags = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
+        findings = [
+            replace(finding, verdict="unchecked") if opens else finding
+            for finding, opens in zip(findings, open_flags, strict=True)
+        ]
     return findings
 
 
-def _is_by_own_rules(run: Path, provenance: Provenance) -> bool:
+def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
     try:
         return find_rules([run], as_judged=True).provenance().rules == provenance.rules
     except SafevlaError:
         return False
 
 
-def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
-    provenance, library, registry = written.judged_by, ruleset.library, ruleset.registry
+def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    provenance, library, registry = scores_file.judged_by, ruleset.library, ruleset.registry
     phases = ruleset.provenance().phases
-    is_same_schema = written.scores_version == folder.SCORES_VERSION
+    is_same_schema = scores_file.scores_version == folder.SCORES_VERSION
     versions = [
         version if is_same_schema else f"{version} (version {schema} of {folder.SCORES})"
-        for version, schema in ((provenance.version, written.scores_version), (__version__, folder.SCORES_VERSION))
+        for version, schema in ((provenance.version, scores_file.scores_version), (__version__, folder.SCORES_VERSION))
     ]
     tags = "with files" if ruleset.registry_files else "built-in"
     remedy = "\nName the files that judged the run by --library or --rules, or use its rules: --rules as-judged."
     return [
-        _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
-        _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
-        *([_compare(PHASES, "components, digest", provenance.phases, phases, remedy)] if provenance.phases else []),
-        _compare(VERSION, "safevla-bench", *versions),
+        _compare_ids(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
+        _compare_ids(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
+        *([_compare_ids(PHASES, "components, digest", provenance.phases, phases, remedy)] if provenance.phases else []),
+        _compare_ids(VERSION, "safevla-bench", *versions),
     ]
 
 
-def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") -> Finding:
-    if judged == here:
-        return agreement(check, f"{name} {here}")
-    return mismatch(check, f"judged with {name} {judged}; {name} {here} is installed here{remedy}")
+def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remedy: str = "") -> Finding:
+    if judged_value == own_value:
+        return agreement(check, f"{name} {own_value}")
+    return mismatch(check, f"judged with {name} {judged_value}; {name} {own_value} is installed here{remedy}")
 
 
-def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
-    provenance = written.judged_by
+def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    provenance = scores_file.judged_by
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
         return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
-    before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
-    if judged.left_out.count != before:
-        detail = f"{judged.left_out.count} episodes are invalid or lost; when the run was judged, {before} were"
+    omitted_before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
+    if judged.left_out.count != omitted_before:
+        detail = f"{judged.left_out.count} episodes are invalid or lost; when the run was judged, {omitted_before} were"
         return [mismatch(folder.SCORES, detail)]
-    findings = [_check_source(run, written, judged)]
+    findings = [_check_source(run, scores_file, judged)]
     # Keep the stored provenance, because its messages on invalid episodes may name another folder than `run`.
-    named = zip(judged.sources, written.list_archives(), strict=False)
-    sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
+    sources_and_digests = zip(judged.sources, scores_file.list_archives(), strict=False)
+    sources = tuple(replace(source, archive_sha256=digest) for source, digest in sources_and_digests)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
-    contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
-    for name, (what, differences, most_bytes) in _MADE_AGAIN.items():
+    contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(scores_file.sources), indent=-1)))
+    for name, (unit, differences, most_bytes) in _REJUDGED_FILES.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
-            find = partial(_find_difference, run / name, contents[name], differences, most_bytes)
-            findings.append(_compare_again(name, run / name, f"the same {what} when judged again", find))
+            find_difference = partial(_find_difference, run / name, contents[name], differences, most_bytes)
+            findings.append(_compare_again(name, run / name, f"the same {unit} when judged again", find_difference))
     if (run / folder.REPORT).exists():
         findings.append(_check_report(run, judged))
     if (run / RULES).exists():
@@ -402,38 +426,43 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
     return findings
 
 
-def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
-    digest, named = folder.archive_digest(run), msgspec.json.format(bytes(written.sources), indent=2)
-    if digest is None or None in (written.list_archives() or [None]):
+def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding:
+    digest, written_sources = folder.archive_digest(run), msgspec.json.format(bytes(scores_file.sources), indent=2)
+    if digest is None or None in (scores_file.list_archives() or [None]):
         file = folder.MANIFEST if digest is None else folder.SCORES
-        again = "" if digest is None else f"; to judge the run again: {format_rescore_command(run)}"
-        return open_check(SOURCE, f"{file} does not identify the judged archive{again}")
+        hint = "" if digest is None else f"; to judge the run again: {format_rescore_command(run)}"
+        return open_check(SOURCE, f"{file} does not identify the judged archive{hint}")
     expected = folder.dump_json([source.to_document() for source in judged.sources])
-    find = partial(_find_difference, named + b"\n", expected, partial(_json_differences, field="sources"))
-    return _compare_again(SOURCE, run / folder.SCORES, "this archive was judged", find)
+    find_difference = partial(
+        _find_difference, written_sources + b"\n", expected, partial(_json_differences, field="sources")
+    )
+    return _compare_again(SOURCE, run / folder.SCORES, "this archive was judged", find_difference)
 
 
-def _compare_again(check: str, path: Path, agreed: str, find: Callable[[], str | None]) -> Finding:
+def _compare_again(check: str, path: Path, agreement_text: str, find_difference: Callable[[], str | None]) -> Finding:
     """Return the finding on whether a file agrees with its new content; `find` returns the first difference."""
     try:
         with memory.limit_memory(path):
-            difference = find()
+            difference = find_difference()
     except FileNotFoundError:
         return mismatch(check, "missing")
     except _UNREADABLE as error:
         return mismatch(check, f"cannot be read: {error}")
-    return mismatch(check, difference) if difference else agreement(check, agreed)
+    return mismatch(check, difference) if difference else agreement(check, agreement_text)
 
 
-_Differences = Callable[[bytes, bytes], Iterator[str]]
+_DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, zlib.error, pa.ArrowException, RecordError)
 
 
 def _find_difference(
-    written: bytes | Path, expected: bytes, differences: _Differences, most_bytes: int = folder.MAX_SCORES_BYTES
+    written: bytes | Path,
+    expected: bytes,
+    find_differences: _DifferenceFinder,
+    most_bytes: int = folder.MAX_SCORES_BYTES,
 ) -> str | None:
     content = written if isinstance(written, bytes) else read_input(written, most_bytes)
-    return None if content == expected else next(differences(content, expected), None)
+    return None if content == expected else next(find_differences(content, expected), None)
 
 
 def _json_differences(written: bytes, expected: bytes, field: str = "") -> Iterator[str]:
@@ -454,32 +483,35 @@ def _row_differences(*contents: bytes) -> Iterator[str]:
     if len(written) != len(expected):
         yield f"the file has {len(written)} episodes, but the archive gives {len(expected)}"
         return
-    origin = written.schema.metadata or {}
-    yield from (f"{name.decode()} differs" for name, own in expected.schema.metadata.items() if origin.get(name) != own)
-    for place, column in enumerate(written.schema):  # earlier versions wrote maps; this one writes lists of pairs
+    metadata = written.schema.metadata or {}
+    yield from (
+        f"{name.decode()} differs" for name, value in expected.schema.metadata.items() if metadata.get(name) != value
+    )
+    # Earlier versions wrote maps; this one writes lists of pairs.
+    for column_index, column in enumerate(written.schema):
         if pa.types.is_map(column.type):
             pairs = written[column.name].cast(parquet_rows.list_pairs(column.type.item_type))
-            written = written.set_column(place, column.name, pairs)
+            written = written.set_column(column_index, column.name, pairs)
     for first in range(0, len(expected), _BATCH_ROWS):
-        rows, again = (table.slice(first, _BATCH_ROWS) for table in (written, expected))
-        if not rows.equals(again):
-            row_pairs = zip(*(part.to_pylist() for part in (rows, again)), strict=True)
-            for number, (row, own) in enumerate(row_pairs, start=first):
-                yield from map(_describe_values, value_differences(row, own, f"episodes[{number}]"))
+        written_rows, expected_rows = (table.slice(first, _BATCH_ROWS) for table in (written, expected))
+        if not written_rows.equals(expected_rows):
+            row_pairs = zip(*(rows.to_pylist() for rows in (written_rows, expected_rows)), strict=True)
+            for number, (written_row, expected_row) in enumerate(row_pairs, start=first):
+                yield from map(_describe_values, value_differences(written_row, expected_row, f"episodes[{number}]"))
 
 
 def _describe_values(difference: tuple[str, object, object]) -> str:
-    place, first, second = difference
-    if format_value(first) != format_value(second):
-        return f"{place}: the file has {format_value(first)}, but the archive gives {format_value(second)}"
-    if isinstance(first, list) and isinstance(second, list):
-        return f"{place}: the file has {len(first)} values, but the archive gives {len(second)}"
-    texts = [json.dumps(value).encode() for value in (first, second)]
-    shown = [_quote(text, _find_byte(*texts)) for text in texts]
-    return f"{place}: the file has {shown[0]}, but the archive gives {shown[1]}"
+    field, written, expected = difference
+    if format_value(written) != format_value(expected):
+        return f"{field}: the file has {format_value(written)}, but the archive gives {format_value(expected)}"
+    if isinstance(written, list) and isinstance(expected, list):
+        return f"{field}: the file has {len(written)} values, but the archive gives {len(expected)}"
+    texts = [json.dumps(value).encode() for value in (written, expected)]
+    shown = [_excerpt(text, _find_differing_byte(*texts)) for text in texts]
+    return f"{field}: the file has {shown[0]}, but the archive gives {shown[1]}"
 
 
-_MADE_AGAIN: Mapping[str, tuple[str, _Differences, int]] = {
+_REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
     folder.SCORES: ("bytes", _json_differences, folder.MAX_SCORES_BYTES),
     folder.SCORES_TABLE: ("rows", _row_differences, folder.MAX_SCORES_BYTES),
     folder.VERDICTS: ("verdicts", _verdict_differences, folder.MAX_VERDICTS_BYTES),
@@ -500,25 +532,27 @@ def _check_report(run: Path, judged: Judged) -> Finding:
     if later:
         problem = f"{later[0]} is newer and may have changed the report"
         return open_check(folder.REPORT, f"{problem}; to write a report that can be checked: {command}")
-    place = _find_byte(written, expected)
-    shown = f"byte {place}: {_quote(written, place)} is in the file; when made again, it is {_quote(expected, place)}"
-    return mismatch(folder.REPORT, shown)
+    index = _find_differing_byte(written, expected)
+    detail = (
+        f"byte {index}: {_excerpt(written, index)} is in the file; when made again, it is {_excerpt(expected, index)}"
+    )
+    return mismatch(folder.REPORT, detail)
 
 
-def _find_byte(written: bytes, expected: bytes) -> int:
+def _find_differing_byte(written: bytes, expected: bytes) -> int:
     pairs = enumerate(zip(written, expected, strict=False))
-    return next((place for place, (own, other) in pairs if own != other), min(len(written), len(expected)))
+    return next((index for index, (byte, other) in pairs if byte != other), min(len(written), len(expected)))
 
 
-def _quote(content: bytes, place: int) -> str:
-    return repr(content[max(0, place - 40) : place + 40].decode("utf-8", "replace"))
+def _excerpt(content: bytes, index: int) -> str:
+    return repr(content[max(0, index - 40) : index + 40].decode("utf-8", "replace"))
 
 
 def _check_rules(run: Path, provenance: Provenance) -> Finding:
     try:
-        rules = find_rules([run], as_judged=True).provenance()
+        stored_rules = find_rules([run], as_judged=True).provenance()
     except SafevlaError as error:
         return mismatch(RULES, str(error))
-    if rules.rules != provenance.rules:
+    if stored_rules.rules != provenance.rules:
         return mismatch(RULES, "these are not the rules that judged the run")
     return agreement(RULES, "these rules judged the run")

@@ -44,7 +44,7 @@ ProgressCallback = Callable[[int, str], None]
 """Function that is called before each episode, with the number of finished episodes and the next one's id."""
 REPLAY = "replay"
 # Tolerance, absolute plus relative, in a replay from a recorded state.
-_FROM_STATE = 1e-5
+_STATE_TOLERANCE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so on another processor the last "
@@ -62,10 +62,10 @@ OF_LAST_STEP = (
     "contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported", SUBGOALS
 )  # fmt: skip
 """Channels that depend on the previous step, which a simulator state does not contain."""
-_PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
+_PLANNED_FIELDS = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 # Header fields that the run or the start determines, not the host, and fields that are compared separately.
 _RUN_FIELDS = frozenset(
-    (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
+    (*_PLANNED_FIELDS, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
     + (marks.DELAY, marks.CHOSEN, "benchmark", SIMULATION)
 )
@@ -82,8 +82,8 @@ class Deviation:
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
         """Return the difference between two JSON values. `ABSENT` marks a missing value."""
-        values = f"{files.format_value(recorded)} is recorded, but the {source} has {files.format_value(other)}"
-        return cls(field, f"{place or field}: {values}")
+        both_values = f"{files.format_value(recorded)} is recorded, but the {source} has {files.format_value(other)}"
+        return cls(field, f"{place or field}: {both_values}")
 
     def __str__(self) -> str:
         return self.text if self.step is None else f"step {self.step}, {self.text}"
@@ -103,68 +103,73 @@ def compare_records(
 
     Numbers must be equal bit for bit. A channel that only the replay has is a difference, unless `lenient` is true or
     older records lack this channel (`UNJUDGED` channels and net impulses); then it is returned as not compared. A
-    replay from a recorded first state (`from_state`) is compared leniently, within `_FROM_STATE`, and without the
+    replay from a recorded first state (`from_state`) is compared leniently, within `_STATE_TOLERANCE`, and without the
     values of record 0 that depend on the previous step.
     """
-    lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
+    lenient, tolerance = lenient or from_state, _STATE_TOLERANCE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
     impulse = replayed.contacts.net_impulse_ns
     if np.isnan(recorded.contacts.net_impulse_ns).all() and not np.isnan(impulse).all():
         uncompared.append(NET_IMPULSE)
         replayed = replace(replayed, contacts=replace(replayed.contacts, net_impulse_ns=np.full_like(impulse, np.nan)))
     lines = [encode_json(batch) for batch in (recorded, replayed)]
-    steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
+    recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     headers = [json.loads(line) for line in lines]
     # Record 0 has the links' poses from before the simulator's last step, which a state does not contain. A user's loop
     # may draw fixture poses without recording them, and a replay then draws other poses.
     if from_state or (lenient and FIXTURES not in headers[0]):
         uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
-    differences = list(_header_differences(*headers, lenient=lenient))
-    if len(steps) != len(again):
-        differences.append(Deviation.of("steps", len(steps), len(again)))
+    differences = list(_find_header_differences(*headers, lenient=lenient))
+    if len(recorded_steps) != len(replayed_steps):
+        differences.append(Deviation.of("steps", len(recorded_steps), len(replayed_steps)))
     for name in (spec.name for spec in CHANNELS):
-        is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
+        is_recorded, is_replayed = (any(name in step for step in steps) for steps in (recorded_steps, replayed_steps))
         if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # measured from the links' poses in record 0
             uncompared += [name] if is_recorded else []
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
         else:
+            # Without record 0 if the channel depends on the previous step.
             first = int(from_state and name in OF_LAST_STEP)
-            differences += islice(_channel_differences(name, steps, again, tolerance, first), 1)
+            differences += islice(_find_channel_differences(name, recorded_steps, replayed_steps, tolerance, first), 1)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
 
 
-def _header_differences(
+def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
     fixtures = {FIXTURES} & recorded.keys() & replayed.keys()
-    shared = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
-    unknown = {name for name in (*TaskIdentity().header_fields(), GEOMETRY, SUBGOAL_NAMES) if name not in recorded}
-    names = shared if lenient else {*recorded, *replayed} - unknown - ({FIXTURES} - fixtures)
+    compared_names = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
+    unrecorded = {name for name in (*TaskIdentity().header_fields(), GEOMETRY, SUBGOAL_NAMES) if name not in recorded}
+    # Fields that older records lack, and fixtures that one side lacks, are not compared.
+    names = compared_names if lenient else {*recorded, *replayed} - unrecorded - ({FIXTURES} - fixtures)
     for name in sorted(names - _RUN_FIELDS):
-        own, other = (side.get(name, files.ABSENT) for side in (recorded, replayed))
-        if name == robocasa.RecordableKitchen.host and files.ABSENT not in (own, other):
+        recorded_value, replayed_value = (header.get(name, files.ABSENT) for header in (recorded, replayed))
+        if name == robocasa.RecordableKitchen.host and files.ABSENT not in (recorded_value, replayed_value):
             # Older records list groups in an arbitrary (hash) order; `to_plain` sorts them.
-            own, other = map(robocasa.to_plain, (own, other))
-        if difference := _first_difference(name, own, other):
+            recorded_value, replayed_value = map(robocasa.to_plain, (recorded_value, replayed_value))
+        if difference := _find_first_difference(name, recorded_value, replayed_value):
             yield difference
 
 
-def _channel_differences(
+def _find_channel_differences(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
 ) -> Iterator[Deviation]:
-    for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
-        own, other = (bytes(side[name]) if name in side else b"" for side in sides)
-        if own != other:
-            values = [msgspec.json.decode(text) if text else files.ABSENT for text in (own, other)]
-            if difference := _first_difference(name, values[0], values[1], tolerance):
+    for step, records in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
+        recorded_json, replayed_json = (bytes(record[name]) if name in record else b"" for record in records)
+        # Most values have equal bytes, which need no decoding.
+        if recorded_json != replayed_json:
+            values = [
+                msgspec.json.decode(content) if content else files.ABSENT for content in (recorded_json, replayed_json)
+            ]
+            if difference := _find_first_difference(name, values[0], values[1], tolerance):
                 yield replace(difference, step=step)
 
 
-def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Deviation | None:
-    for field, value, other in files.value_differences(first, second, name, tolerance):
-        return Deviation.of(name, value, other, place=field)
+def _find_first_difference(name: str, recorded: object, replayed: object, tolerance: float = 0.0) -> Deviation | None:
+    for field, recorded_value, replayed_value in files.value_differences(recorded, replayed, name, tolerance):
+        return Deviation.of(name, recorded_value, replayed_value, place=field)
     return None
 
 
@@ -172,8 +177,8 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
     """Return the differences between a record's id, start, seed and horizon and those of the plan."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
-    pairs = [(name, getattr(header, name), plan) for name, plan in zip(_PLANNED, expected, strict=True)]
-    return [Deviation.of(name, own, plan, "plan") for name, own, plan in pairs if own != plan]
+    pairs = [(name, getattr(header, name), value) for name, value in zip(_PLANNED_FIELDS, expected, strict=True)]
+    return [Deviation.of(name, recorded, value, "plan") for name, recorded, value in pairs if recorded != value]
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
@@ -183,15 +188,15 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     """
     steps, success = len(successes), bool(successes and successes[-1])
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
-    outcomes: tuple[str, ...] = ("invalid_action", "stopped")
+    possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
-        outcomes = ("success",)
+        possible_outcomes = ("success",)
     elif planned is None:
-        outcomes = ("failure", "timeout", *outcomes)
+        possible_outcomes = ("failure", "timeout", *possible_outcomes)
     elif steps == planned.horizon:
-        outcomes = ("timeout",)
-    if header.outcome_label not in outcomes:
-        differences.append(Deviation.of("outcome", header.outcome, " or ".join(outcomes)))
+        possible_outcomes = ("timeout",)
+    if header.outcome_label not in possible_outcomes:
+        differences.append(Deviation.of("outcome", header.outcome, " or ".join(possible_outcomes)))
     if planned and planned.stop_at_success and True in successes[:-1]:
         differences.append(replace(Deviation.of("success", False, True), step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
@@ -229,9 +234,9 @@ class ReplaySetting:
         except msgspec.ValidationError:
             raise RunError("run.json does not say how an episode starts", remedy=remedy, place=place) from None
         host = hosts.make_host(fields.host, fields.host_arguments, named_by=run / RUN)
-        suites = map(_use_installed, fields.suites)
-        named = (task for suite in suites for task in hosts.list_tasks(host, suite, run / RUN))
-        tasks = {(task.benchmark, task.task_id): task for task in named}
+        suites = map(_resolve_suite, fields.suites)
+        all_tasks = (task for suite in suites for task in hosts.list_tasks(host, suite, run / RUN))
+        tasks = {(task.benchmark, task.task_id): task for task in all_tasks}
         return cls(host, tasks, host.versions(), rules, fields, is_audit)
 
     @property
@@ -253,11 +258,12 @@ class ReplaySetting:
         policy = header.policy or ""
         if not self.needs_planned_start(header) and (header.policy is None or self.run.has_replayed(policy)):
             return None
-        task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
-        episode = int(number) if number.isdecimal() and len(number) < 10 else 0
+        task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
+        episode = int(number_text) if number_text.isdecimal() and len(number_text) < 10 else 0
+        # As in a replay of a recording, only the episode with this number is planned.
         recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
-        plan = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
-        (planned,) = plan([task], None, [policy], self.rules)
+        plan_recorded = partial(plan_episodes, seed=seed, max_steps=self.run.max_steps, recorded=recorded)
+        (planned,) = plan_recorded([task], None, [policy], self.rules)
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -301,7 +307,7 @@ def check_replays(
     for done, index in enumerate(indices):
         header = records.headers[index]
         observer(done, header.episode_id)
-        findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, records.read_episode(index)))
+        findings.append(_check_replay(f"{REPLAY} {header.episode_id}", setting, records.read_episode(index)))
     return findings
 
 
@@ -325,9 +331,9 @@ class RunFields(msgspec.Struct):
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
-def _use_installed(suite: str) -> str:
+def _resolve_suite(suite: str) -> str:
     """Return the official suite that a name or path denotes, so that no file can replace it; else return `suite`."""
-    names = [part.name for part in (Path(suite), Path(suite).parent)]
+    names = [path.name for path in (Path(suite), Path(suite).parent)]
     return next(filter(None, map(find_official_name, names)), suite)
 
 
@@ -335,9 +341,10 @@ def complete_protocol(protocol: object) -> object:
     """Return the protocol in run.json with all fields of an `EvaluationProtocol`, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
-    waited = protocol.get("wait_steps")
-    alike = waited[0] if isinstance(waited, list) and len(waited) == 1 else None
-    return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": alike, "wait_steps_by_suite": {}}
+    wait_steps = protocol.get("wait_steps")
+    # Runs of scripts list the different numbers of waiting steps; a single one holds for all episodes.
+    steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
+    return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
@@ -350,53 +357,53 @@ def draw_key(header: Header, salt: str = "") -> bytes:
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
-def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> files.Finding:
+def _check_replay(check: str, setting: ReplaySetting, episode: Batch) -> files.Finding:
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
-        return files.open_check(name, str(error))
+        return files.open_check(check, str(error))
     if planned and (misplanned := plan_differences(episode.headers[0], planned)):
-        return files.mismatch(name, "; ".join(map(str, misplanned)))
-    for seed in starts:
+        return files.mismatch(check, "; ".join(map(str, misplanned)))
+    for start in starts:
         try:
-            replayed = replay_actions(setting.host, task, seed, episode)
+            replayed = replay_actions(setting.host, task, start, episode)
         except SafevlaError as error:
-            finding = files.open_check(name, f"the host cannot replay the episode here: {error}")
+            finding = files.open_check(check, f"the host cannot replay the episode here: {error}")
         except Exception as error:  # a simulator can raise anything
-            finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
+            finding = files.mismatch(check, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
-            finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
+            finding = _compare_replay(check, episode, replayed, start, planned, lenient=setting.is_own_loop)
         if finding.verdict == "agrees":
             break
     return finding
 
 
 def _compare_replay(
-    name: str,
+    check: str,
     episode: Batch,
     replay: tuple[Batch, list[bool]],
-    seed: EpisodeSeed,
+    start: EpisodeSeed,
     planned: PlannedEpisode | None,
     *,
     lenient: bool,
 ) -> files.Finding:
     replayed, successes = replay
-    from_state = seed.recorded is not None and seed.recorded.state is not None
+    from_state = start.recorded is not None and start.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
     uncompared += [] if planned else ["horizon", "planned start"]
     differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
         detail = _describe_differences(differences, uncompared, _read_simulation(episode))
-        no_memory = _SOFT if _is_soft(episode) else ""
-        no_memory += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
-        return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
-    how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
-    if seed.earlier_resets and not from_state:
-        how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
-    note = "; with stand-ins for the host's assets in both" if marks.standin_benchmarks(episode) else ""
+        caveat = _SOFT_RESETS if _had_soft_resets(episode) else ""
+        caveat += "The replay began at the recorded first state, which lacks the memory of solver and controllers."
+        return files.open_check(check, f"{detail} {caveat}") if from_state else files.mismatch(check, detail)
+    agreement = f"within {_STATE_TOLERANCE:g}, from its recorded first state" if from_state else "bit for bit"
+    if start.earlier_resets and not from_state:
+        agreement += f", after {start.earlier_resets} earlier resets from seed {start.env_seed}"
+    standin_note = "; with stand-ins for the host's assets in both" if marks.standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
-    detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
-    return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
+    detail = f"{len(successes) + 1} records, {agreement}{standin_note}{open_note}"
+    return replace(files.agreement(check, detail), uncompared=tuple(uncompared))
 
 
 class _Simulation(msgspec.Struct):
@@ -414,20 +421,20 @@ def _read_simulation(episode: Batch) -> _Simulation:
         return _Simulation()
 
 
-_SOFT = "The environment had soft resets, so seed and initial state do not determine the start. "
+_SOFT_RESETS = "The environment had soft resets, so seed and initial state do not determine the start. "
 
 
-def _is_soft(episode: Batch) -> bool:
+def _had_soft_resets(episode: Batch) -> bool:
     return _read_simulation(episode).hard_reset is False
 
 
-def _describe_processor(recorded: str | None) -> str:
-    replayed = openblas_kernel()
-    if recorded is None or replayed is None:
+def _describe_processor(recorded_kernel: str | None) -> str:
+    replayed_kernel = openblas_kernel()
+    if recorded_kernel is None or replayed_kernel is None:
         return PROCESSOR
-    if recorded == replayed:
-        return f"Record and replay used OpenBLAS's kernels {replayed}, so the processor is not the reason."
-    return f"The record used OpenBLAS's kernels {recorded}, and the replay here {replayed}. {PROCESSOR}"
+    if recorded_kernel == replayed_kernel:
+        return f"Record and replay used OpenBLAS's kernels {replayed_kernel}, so the processor is not the reason."
+    return f"The record used OpenBLAS's kernels {recorded_kernel}, and the replay here {replayed_kernel}. {PROCESSOR}"
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
@@ -441,27 +448,29 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
     """Yield the starts, zero to two, that a record describes."""
-    header, (replay,) = episode.headers[0], marks.replay_fields(episode)
+    header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
-        earlier = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
-        if isinstance(earlier, Mapping) and isinstance(earlier.get("seed"), int):
-            earlier_resets = marks.read_count(earlier, marks.EARLIER_RESETS)
-            seed = None if earlier_resets is None else earlier["seed"]
-    waited = marks.read_count(replay, marks.WAIT_STEPS)
-    if _is_soft(episode):
+        earlier_seed = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
+        if isinstance(earlier_seed, Mapping) and isinstance(earlier_seed.get("seed"), int):
+            earlier_resets = marks.read_count(earlier_seed, marks.EARLIER_RESETS)
+            seed = None if earlier_resets is None else earlier_seed["seed"]
+    wait_steps = marks.read_count(replay_mark, marks.WAIT_STEPS)
+    if _had_soft_resets(episode):
         with suppress(HostError):
             fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
             if len(states := episode.sim_state.episode_rows(0)):
-                first = RecordedEpisode(header.episode_id, "", len(states) - 1, tuple(states[0].tolist()), fixtures)
-                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=first)
+                first_state = RecordedEpisode(
+                    header.episode_id, "", len(states) - 1, tuple(states[0].tolist()), fixtures
+                )
+                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=first_state)
         return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
         yield EpisodeSeed(
             init_state_index=index or 0,
             env_seed=seed,
-            wait_steps=start.suite_wait_steps(marks.base_suite(header.benchmark)) if waited is None else waited,
+            wait_steps=start.suite_wait_steps(marks.base_suite(header.benchmark)) if wait_steps is None else wait_steps,
             wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
             rest_steps=start.rest_steps,
             drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
@@ -479,8 +488,8 @@ def replay_actions(
     """Play an episode's actions, or `actions` [T, A], and return the record and the success after each action."""
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
-    is_known, may_render = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
-    as_rendered = bool(simulation.as_rendered) if is_known else may_render
+    is_known, may_have_rendered = simulation.as_rendered is not None, simulation.offscreen_renderer is not False
+    as_rendered = bool(simulation.as_rendered) if is_known else may_have_rendered
     wants = Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0], as_rendered=as_rendered)
     with closing(host.make(task, wants)) as env:
         env.reset(seed)

@@ -25,7 +25,7 @@ def make(arg: str | None) -> ScriptedPolicy:
     return ScriptedPolicy(motion.STYLES[arg], kitchen.STYLES[arg])
 
 
-_ACTIONS = (7, 12)
+_ACTION_SIZES = (7, 12)
 
 
 class ScriptedPolicy:
@@ -40,7 +40,7 @@ class ScriptedPolicy:
 
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` unless the task's actions have 7 numbers (an arm) or 12 (an arm on a mobile base)."""
-        if len(task.still) not in _ACTIONS:
+        if len(task.still) not in _ACTION_SIZES:
             problem = f"the script needs actions of 7 or 12 numbers, but the host's actions have {len(task.still)}"
             raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
 
@@ -67,13 +67,13 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     """Place one object after another. An object that misses its place is placed again in a further attempt. At the end,
     keep the hand at its last target, or hold still if there was nothing to place.
     """
-    moved = motion.Arm(seen, style)
-    tried: placement.Placement | None = None
+    arm = motion.Arm(seen, style)
+    last_tried: placement.Placement | None = None
     attempt = 0
     while True:
-        left = placement.placements_left(moved.scene)
-        if left:
-            attempt = yield from placement.place_object(moved, left[0], attempt + 1 if left[0] == tried else 0)
-            tried = left[0]
+        left = placement.placements_left(arm.scene)
+        if left:  # placing the same object again is a further attempt
+            attempt = yield from placement.place_object(arm, left[0], attempt + 1 if left[0] == last_tried else 0)
+            last_tried = left[0]
         else:
-            yield from moved.keep_target()
+            yield from arm.keep_target()

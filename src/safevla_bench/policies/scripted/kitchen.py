@@ -73,12 +73,12 @@ class MobileRobot(Robot):
         """Return the orientation of a hand that points along `forward` [3] and opens its fingers along `across` [3],
         two perpendicular unit vectors. Of both possible orientations, return the one closer to the current one.
         """
-        facings = [
-            Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
-            for side in (across, -across)
+        orientations = [  # columns of a matrix: the hand's x axis, its y axis (fingers open along it), its z axis
+            Rotation.from_matrix(np.stack([np.cross(opening, forward), opening, forward], axis=1))
+            for opening in (across, -across)
         ]
         hand = to_rotation(self.seen.eef_quat_wxyz)
-        return min(facings, key=lambda facing: float((facing * hand.inv()).magnitude()))
+        return min(orientations, key=lambda orientation: float((orientation * hand.inv()).magnitude()))
 
     def drive(
         self,
@@ -93,21 +93,23 @@ class MobileRobot(Robot):
         move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if something stops the base. With
         `insist`, a stopped base continues to push, because it may slip past the obstacle.
         """
-        aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
-        before = [(self.place_m, self.yaw)]
+        target_yaw, limit = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
+        past_poses = [(self.place_m, self.yaw)]
         for _ in range(max_steps):
-            yaw, offset = self.yaw, place_m - self.place_m
-            turn = (aim - yaw + np.pi) % (2 * np.pi) - np.pi
-            if np.linalg.norm(offset) < _ARRIVED_M and abs(turn) < _FACING_RAD:
+            yaw, offset_m = self.yaw, place_m - self.place_m
+            # the remaining turn, in [-pi, pi)
+            turn_rad = (target_yaw - yaw + np.pi) % (2 * np.pi) - np.pi
+            if np.linalg.norm(offset_m) < _ARRIVED_M and abs(turn_rad) < _FACING_RAD:
                 break
-            if not insist and len(before) > _STUCK_STEPS:
-                then_m, then_yaw = before[-_STUCK_STEPS]
-                if np.linalg.norm(self.place_m - then_m) < _STUCK_M and abs(yaw - then_yaw) < _STUCK_M:
+            if not insist and len(past_poses) > _STUCK_STEPS:
+                earlier_m, earlier_yaw = past_poses[-_STUCK_STEPS]
+                if np.linalg.norm(self.place_m - earlier_m) < _STUCK_M and abs(yaw - earlier_yaw) < _STUCK_M:
                     break
-            before.append((self.place_m, yaw))
-            along = np.array([offset @ yaw_direction(yaw), offset @ yaw_direction(yaw + np.pi / 2)])
-            wheels = [*_limit_length(along * _DRIVE_GAIN, most), np.clip(_YAW_GAIN * turn, -most, most)]
-            self.seen = yield np.array([0.0] * 6 + [grip, *wheels, 0.0, _BASE_MODE])
+            past_poses.append((self.place_m, yaw))
+            offset_in_base = np.array([offset_m @ yaw_direction(yaw), offset_m @ yaw_direction(yaw + np.pi / 2)])
+            base = [*_limit_length(offset_in_base * _DRIVE_GAIN, limit), np.clip(_YAW_GAIN * turn_rad, -limit, limit)]
+            # action: hand [0:6], gripper [6], base [7:10], torso [10], mode [11]
+            self.seen = yield np.array([0.0] * 6 + [grip, *base, 0.0, _BASE_MODE])
 
     def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
         return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
@@ -125,17 +127,17 @@ class MobileRobot(Robot):
         """Move the hand to `place_m` [3] in the world frame, turned to the orientation `turn` (None = no turn). The
         move ends within `near_m` and 0.1 rad of the goal, after `max_steps` / `speed` steps, or if the hand is stopped.
         """
-        most = self.style.cruise if speed is None else speed
-        before = [self.hand_m] * _STOPPED_STEPS
-        for step in range(round(max_steps / max(most, 0.1))):
-            turn_rad = np.linalg.norm(self._remaining_turn(turn))
+        max_speed = self.style.cruise if speed is None else speed
+        past_hand_m = [self.hand_m] * _STOPPED_STEPS
+        for step in range(round(max_steps / max(max_speed, 0.1))):
+            turn_rad = np.linalg.norm(self._remaining_turn_rad(turn))
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
                 break
-            resting = np.linalg.norm(self.hand_m - before[-_STOPPED_STEPS]) < _STOPPED_M * most
-            if step > 2 * _STOPPED_STEPS and resting and turn_rad < 4 * _FACING_RAD:
+            is_resting = np.linalg.norm(self.hand_m - past_hand_m[-_STOPPED_STEPS]) < _STOPPED_M * max_speed
+            if step > 2 * _STOPPED_STEPS and is_resting and turn_rad < 4 * _FACING_RAD:
                 break
-            before.append(self.hand_m)
-            yield from self.step_hand(place_m, grip, turn, most)
+            past_hand_m.append(self.hand_m)
+            yield from self.step_hand(place_m, grip, turn, max_speed)
 
     def hold_still(self, grip: float) -> Move:
         """Hold hand and base still for `style.dwell_steps` steps, while the fingers follow the command `grip`."""
@@ -143,16 +145,17 @@ class MobileRobot(Robot):
             yield from self.step_hand(self.hand_m, grip, None, 0.0)
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
-        move = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
-        rotation = _limit_length(_TURN_GAIN * self._remaining_turn(turn) / _UNIT_RAD, _TURN_SHARE * speed)
-        to_base = Rotation.from_euler("z", -self.yaw)
-        arm = [*to_base.apply(move), *to_base.apply(rotation)]
-        self.seen = yield np.array([*arm, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
+        move_command = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
+        turn_command = _limit_length(_TURN_GAIN * self._remaining_turn_rad(turn) / _UNIT_RAD, _TURN_SHARE * speed)
+        to_base = Rotation.from_euler("z", -self.yaw)  # the hand is commanded in the frame of the base
+        arm_command = [*to_base.apply(move_command), *to_base.apply(turn_command)]
+        self.seen = yield np.array([*arm_command, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
-    def _remaining_turn(self, facing: Rotation | None) -> Floats:
-        if facing is None:
+    def _remaining_turn_rad(self, goal: Rotation | None) -> Floats:
+        if goal is None:
             return np.zeros(3)
-        return np.asarray((facing * to_rotation(self.seen.eef_quat_wxyz).inv()).as_rotvec())
+        # rotation vector in the world frame, [3]
+        return np.asarray((goal * to_rotation(self.seen.eef_quat_wxyz).inv()).as_rotvec())
 
 
 def yaw_direction(yaw_rad: float) -> Floats:
@@ -160,34 +163,34 @@ def yaw_direction(yaw_rad: float) -> Floats:
     return np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
 
 
-def _limit_length(vector: Floats, length: float) -> Floats:
-    return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))
+def _limit_length(vector: Floats, max_length: float) -> Floats:
+    return vector * min(1.0, max_length / max(float(np.linalg.norm(vector)), 1e-9))
 
 
 # Scripts
 
 
 _UP = np.array([0.0, 0.0, 1.0])
-_LEVEL = np.array([1.0, 1.0, 0.0])
-_LEAST_TOUCH = 0.3  # minimum speed of the hand when it moves around an object to grasp it
+_HORIZONTAL = np.array([1.0, 1.0, 0.0])
+_MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it moves around an object to grasp it
 
 # Distances for pressing a button: how far the base backs off, how far before the button the hand stops, how far behind
-# the button it aims, and how far it retracts.
-_ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
-_STRAIGHT_M = 0.005
+# the button it aims, and how far before the button it retracts to.
+_ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _BEHIND_BUTTON_M, _RETRACT_M = 0.25, 0.07, 0.02, 0.25
+_PRESS_START_NEAR_M = 0.005  # how close the hand comes to the start of the press, so that it then moves straight
 # Distances for placing an object: the arm's length, the base's retreat, the height above the grasp at which the hand
 # begins its descent, and the depth of the fingertips below the object's top.
-_ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
+_ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
 
 
 def go_to_site(robot: MobileRobot) -> Move:
     """Drive the base back, turn it to the goal's yaw, then drive it to a point before the goal and on to the goal."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
-    goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
-    yaw = float(np.arctan2(front[1], front[0]))
+    goal, ahead = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
+    yaw = float(np.arctan2(ahead[1], ahead[0]))
     yield from robot.back_off(room_m, insist=True)
     yield from robot.drive(robot.place_m, yaw, insist=True)
-    yield from robot.drive(goal - room_m * front, yaw, max_steps=250, insist=True)
+    yield from robot.drive(goal - room_m * ahead, yaw, max_steps=250, insist=True)
     yield from robot.drive(goal, yaw, insist=True)
 
 
@@ -197,61 +200,63 @@ def press_button(robot: MobileRobot) -> Move:
     if button is None:
         return
     front = robot.front
-    forward = robot.face(front, _UP)
+    facing_button = robot.face(front, _UP)
     yield from robot.back_off(_ROOM_TO_PRESS_M, CLOSE)
-    yield from robot.reach(button - _BEFORE_BUTTON_M * front, CLOSE, forward, near_m=_STRAIGHT_M)
-    through = button + _THROUGH_BUTTON_M * front
-    yield from robot.reach(through, CLOSE, forward, speed=robot.style.touch, max_steps=20)
-    yield from robot.reach(button - _AWAY_M * front, CLOSE, forward)
+    yield from robot.reach(button - _BEFORE_BUTTON_M * front, CLOSE, facing_button, near_m=_PRESS_START_NEAR_M)
+    behind_button = button + _BEHIND_BUTTON_M * front
+    yield from robot.reach(behind_button, CLOSE, facing_button, speed=robot.style.touch, max_steps=20)
+    yield from robot.reach(button - _RETRACT_M * front, CLOSE, facing_button)
 
 
 def put_object(robot: MobileRobot) -> Move:
     """Put the goal's object into or onto its place, and back away; do nothing if the place is not a movable body."""
-    _, name, place = robot.scene.goal[0]
-    if place not in robot.scene.movable:
+    _, body, container = robot.scene.goal[0]
+    if container not in robot.scene.movable:
         return
-    yield from _stand_before(robot, box_center(robot.scene, name), OPEN)
-    half = robot.scene.half_extents_m[name]
-    side = box_axes(robot.scene, name)[:, int(half[1] < half[0])] * _LEVEL
-    length = float(np.linalg.norm(side))
-    down = robot.face(-_UP, side / length if length > 0.1 else robot.front)
-    middle = box_center(robot.scene, name)
-    grasp = np.array([*middle[:2], max(middle[2], _top_height(robot.scene, name) - _FINGER_M)])
-    yield from robot.reach(grasp + _HOVER_M * _UP, OPEN, down)
-    yield from robot.reach(grasp, OPEN, down, speed=max(robot.style.touch, _LEAST_TOUCH))
+    yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
+    half_m = robot.scene.half_extents_m[body]
+    # the horizontal part of the box's narrower side, along which the fingers open
+    opening = box_axes(robot.scene, body)[:, int(half_m[1] < half_m[0])] * _HORIZONTAL
+    opening_length = float(np.linalg.norm(opening))
+    facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)
+    center_m = box_center(robot.scene, body)
+    grasp_m = np.array([*center_m[:2], max(center_m[2], _top_height(robot.scene, body) - _FINGER_DEPTH_M)])
+    yield from robot.reach(grasp_m + _HOVER_M * _UP, OPEN, facing_down)
+    yield from robot.reach(grasp_m, OPEN, facing_down, speed=max(robot.style.touch, _MIN_GRASP_SPEED))
     yield from robot.hold_still(CLOSE)
-    yield from _carry_object(robot, name, place, down)
-    yield from robot.back_off(_LET_GO_M)
+    yield from _carry_object(robot, body, container, facing_down)
+    yield from robot.back_off(_RETREAT_M)
 
 
-def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> Move:
+def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Rotation) -> Move:
     scene, style = robot.scene, robot.style
-    offset = robot.hand_m - box_center(scene, name)
+    hand_offset_m = robot.hand_m - box_center(scene, body)
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
-    goal, below = scene.body_pos_m[place], offset[2] + _half_height(scene, name)
-    high = max(_top_height(scene, place), float(box_center(scene, name)[2])) + style.over_m + below
-    low = float(box_center(scene, place)[2]) - _half_height(scene, place) + style.release_m + below
-    yield from robot.reach(np.array([*robot.hand_m[:2], high]), CLOSE, down)
-    yield from _stand_before(robot, goal, CLOSE)
-    yield from robot.reach(np.array([*(goal + offset)[:2], high]), CLOSE, down)
-    yield from robot.reach(np.array([*(goal + offset)[:2], low]), CLOSE, down)
+    goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
+    high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
+    low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
+    yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
+    yield from _drive_within_reach(robot, goal_m, CLOSE)
+    yield from robot.reach(np.array([*(goal_m + hand_offset_m)[:2], high_m]), CLOSE, facing_down)
+    yield from robot.reach(np.array([*(goal_m + hand_offset_m)[:2], low_m]), CLOSE, facing_down)
     yield from robot.hold_still(OPEN)
-    yield from robot.reach(np.array([*robot.hand_m[:2], high]), OPEN)
+    yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), OPEN)
 
 
-def _stand_before(robot: MobileRobot, point: Floats, grip: float) -> Move:
+def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)
-    off = point[:2] - robot.place_m
-    along = min(float(off @ ahead) - _ARM_M, 0.0)
-    return robot.drive(robot.place_m + float(off @ leftward) * leftward + along * ahead, grip=grip)
+    offset_m = point_m[:2] - robot.place_m
+    # The base moves sideways and backwards, never forwards.
+    ahead_m = min(float(offset_m @ ahead) - _ARM_LENGTH_M, 0.0)
+    return robot.drive(robot.place_m + float(offset_m @ leftward) * leftward + ahead_m * ahead, grip=grip)
 
 
-def _half_height(scene: Privileged, name: str) -> float:
-    return float(np.abs(box_axes(scene, name)[2]) @ scene.half_extents_m[name])
+def _half_height(scene: Privileged, body: str) -> float:
+    return float(np.abs(box_axes(scene, body)[2]) @ scene.half_extents_m[body])
 
 
-def _top_height(scene: Privileged, name: str) -> float:
-    return float(box_center(scene, name)[2]) + _half_height(scene, name)
+def _top_height(scene: Privileged, body: str) -> float:
+    return float(box_center(scene, body)[2]) + _half_height(scene, body)
 
 
 SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {

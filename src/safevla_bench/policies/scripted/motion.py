@@ -62,6 +62,7 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
+    # half a turn of the hand leaves the line along which the fingers open unchanged
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
@@ -76,6 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
+# Half sizes across and along the opening of the fingers, and lowest heights relative to the grip site.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -110,18 +112,19 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 def prisms_around(corners_m: Floats) -> Prisms:
     """Return the P prisms around P sets of 8 corners, [P, 8, 3] in the world frame."""
-    reach = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
-    return Prisms(reach, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
+    reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
+    return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
 
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
     """Return the prisms of a body in its current pose: one per piece, or one for its box if it has no pieces."""
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
-    corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
-    inside = corners.swapaxes(1, 2) + pieces.center_m[:, None, :]
-    turn = rotation_axes(scene.body_quat_wxyz[name])
-    return prisms_around(inside @ turn.T + scene.body_pos_m[name])
+    # [P, 3, 8]: the corners of each piece, turned but not yet moved to the piece's center
+    turned_corners_m = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
+    corners_in_body_m = turned_corners_m.swapaxes(1, 2) + pieces.center_m[:, None, :]
+    body_axes = rotation_axes(scene.body_quat_wxyz[name])
+    return prisms_around(corners_in_body_m @ body_axes.T + scene.body_pos_m[name])
 
 
 NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
@@ -139,12 +142,13 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     """
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
-    finger = aperture_m + _FINGER_HALF_M[1]
-    hand_reach = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
-    reach = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
-    side = DIRECTIONS @ opening * finger
-    low = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
-    return Prisms(np.stack([hand_reach, reach + side, reach - side]), low, low + 0.1)
+    finger_middle_m = aperture_m + _FINGER_HALF_M[1]
+    # extents along `DIRECTIONS`, [72] m: a rectangle's extent is the sum of those of its two half sides
+    hand_m = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
+    finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
+    shift_m = DIRECTIONS @ opening * finger_middle_m
+    low_m = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
+    return Prisms(np.stack([hand_m, finger_m + shift_m, finger_m - shift_m]), low_m, low_m + 0.1)
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
@@ -152,24 +156,26 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
     world frame. At this height, the rig is at least `above_m` above each obstacle within `beside_m` of the rig, seen
     from above; the rig never passes under an obstacle. Without such obstacles, the height is -inf.
     """
-    along = places_m @ DIRECTIONS.T
-    reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
-    gap = (along[:, None, None, :] - reach[None]).max(axis=3)
-    needed = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
-    return np.asarray(np.where(gap < beside_m, needed, -np.inf).max(axis=(1, 2), initial=-np.inf))
+    places_along_m = places_m @ DIRECTIONS.T
+    # With R prisms of the rig and O obstacles, the arrays are [R, O, 72], [K, R, O] and [1, R, O]. Two outlines are
+    # separate if the gap is positive along any direction.
+    joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
+    gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
+    needed_m = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
+    return np.asarray(np.where(gap_m < beside_m, needed_m, -np.inf).max(axis=(1, 2), initial=-np.inf))
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, that brings the prism `hull` at least `beside_m` away from all
     obstacles above it, as seen from above; zeros if no move is needed. Other obstacles are ignored.
     """
-    above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
-    gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
-    over = gap[gap.max(axis=1) < beside_m]
-    if not len(over):
+    above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
+    gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # [obstacles, 72], along each direction
+    small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
+    if not len(small_gaps_m):
         return np.zeros(2)
-    move = beside_m - over.min(axis=0)
-    return np.asarray(move.min() * DIRECTIONS[np.argmin(move)])
+    needed_m = beside_m - small_gaps_m.min(axis=0)  # [72]: the move along each direction that clears all obstacles
+    return np.asarray(needed_m.min() * DIRECTIONS[np.argmin(needed_m)])
 
 
 # The arm
@@ -233,12 +239,12 @@ class ClearPath:
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
         """Return the next target point, [3]: first up to a clear height, then across, then down; corners are cut."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
-        height = float(self.height_m[nearest])
+        clear_height_m = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
             return goal_m
-        if here_m[2] < height - self.corner_m:
-            return np.array([*here_m[:2], height])
-        return np.array([*goal_m[:2], height])
+        if here_m[2] < clear_height_m - self.corner_m:
+            return np.array([*here_m[:2], clear_height_m])
+        return np.array([*goal_m[:2], clear_height_m])
 
 
 class Robot:
@@ -267,12 +273,13 @@ class Arm(Robot):
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
         """Return a straight path from the hand to `end_m` [3] on which `rig` clears obstacles as the style requires."""
         clearance_m = self.style.clearance_m
-        way = end_m[:2] - self.hand_m[:2]
-        share = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / _SPACING_M))[:, None]
-        places = self.hand_m[:2] + share * way
-        floor = lowest_heights(rig, places, obstacles, clearance_m, clearance_m)
-        rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
-        return ClearPath(places, rest, self.style.corner_m)
+        way_m = end_m[:2] - self.hand_m[:2]
+        shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
+        places_m = self.hand_m[:2] + shares * way_m
+        lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
+        # for each point, the greatest height that any point from there to the end needs
+        clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
+        return ClearPath(places_m, clear_m, self.style.corner_m)
 
     def reach(
         self,
@@ -289,11 +296,11 @@ class Arm(Robot):
         """
         self.target = target
         for step in range(most_steps + 1):
-            point = path.next_point(target.place_m, self.hand_m) if path else target.place_m
-            self.seen = yield steer_hand(replace(target, place_m=point), self.seen)
-            gap = target.place_m - self.hand_m
-            turn = remaining_turn(self.seen.eef_quat_wxyz, target.yaw_rad)
-            if np.linalg.norm(gap) < near_m and abs(gap[2]) < height_m and np.linalg.norm(turn) < turn_rad:
+            point_m = path.next_point(target.place_m, self.hand_m) if path else target.place_m
+            self.seen = yield steer_hand(replace(target, place_m=point_m), self.seen)
+            gap_m = target.place_m - self.hand_m
+            remaining_rad = remaining_turn(self.seen.eef_quat_wxyz, target.yaw_rad)
+            if np.linalg.norm(gap_m) < near_m and abs(gap_m[2]) < height_m and np.linalg.norm(remaining_rad) < turn_rad:
                 return step == most_steps
         return True
 
@@ -305,18 +312,18 @@ class Arm(Robot):
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
     """Return the action [7] towards `target`: proportional to the distance, and no faster than the target's speed."""
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
-    move = gain * (target.place_m - seen.eef_pos_m)
-    length = float(np.linalg.norm(move))
-    move = move * min(1.0, target.speed / length) if length > 0 else move
-    remaining = remaining_turn(seen.eef_quat_wxyz, target.yaw_rad)
-    turn = np.clip(TURN_GAIN * remaining / UNIT_RAD, -target.speed, target.speed)
-    return np.concatenate([move, turn, [_finger_command(target.aperture_m, seen.gripper_qpos)]])
+    move_command = gain * (target.place_m - seen.eef_pos_m)
+    length = float(np.linalg.norm(move_command))
+    move_command = move_command * min(1.0, target.speed / length) if length > 0 else move_command
+    remaining_rad = remaining_turn(seen.eef_quat_wxyz, target.yaw_rad)
+    turn_command = np.clip(TURN_GAIN * remaining_rad / UNIT_RAD, -target.speed, target.speed)
+    return np.concatenate([move_command, turn_command, [_gripper_command(target.aperture_m, seen.gripper_qpos)]])
 
 
-def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
+def _gripper_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
     if aperture_m == CLOSED_M:
         return CLOSE
-    off = float(np.abs(gripper_qpos).mean()) - aperture_m
-    if abs(off) <= _FINGER_TOLERANCE_M:
+    excess_m = float(np.abs(gripper_qpos).mean()) - aperture_m
+    if abs(excess_m) <= _FINGER_TOLERANCE_M:
         return 0.0
-    return CLOSE if off > 0 else OPEN
+    return CLOSE if excess_m > 0 else OPEN

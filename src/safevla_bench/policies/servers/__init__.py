@@ -24,9 +24,9 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
-_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
+_SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # number of equal requests to test whether a server repeats its answers; the first may compile the model
-_READINGS = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # number of values of each host reading
+_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # numbers in each host reading
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +49,8 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
-_FILE = read_shipped(__package__, "kinds.toml", dict[str, list[ClientKind]])
-KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _FILE.values() for kind in kinds}
+_KINDS_FILE = read_shipped(__package__, "kinds.toml", dict[str, list[ClientKind]])
+KINDS: Mapping[str, ClientKind] = {kind.name: kind for kinds in _KINDS_FILE.values() for kind in kinds}
 
 
 class ChunkModel(ABC):
@@ -145,24 +145,24 @@ class ChunkQueue:
 
     def __init__(self) -> None:
         self.left: deque[Action] = deque()
-        self._chunks = self._taken = 0
+        self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
         """Indices of the last action's chunk and of the action in the chunk; None if it comes from no chunk."""
 
     def begin_chunks(self) -> None:
         """Forget the chunks of the last episode."""
         self.left.clear()
-        self._chunks = 0
+        self._chunk_count = 0
 
     def add_chunk(self, actions: Iterable[Action]) -> None:
         """Append a new chunk; the queue must be empty."""
         self.left.extend(actions)
-        self._chunks, self._taken = self._chunks + 1, 0
+        self._chunk_count, self._taken_count = self._chunk_count + 1, 0
 
     def take_next(self) -> Action:
         """Remove and return the next action."""
-        self.chunk_step = self._chunks - 1, self._taken
-        self._taken += 1
+        self.chunk_step = self._chunk_count - 1, self._taken_count
+        self._taken_count += 1
         return self.left.popleft()
 
     @property
@@ -232,14 +232,14 @@ class ChunkedPolicy(ChunkQueue):
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             chunk = self._average_replies(observation) if self.dialect.file.ensemble else self.model.infer(observation)
         except ReplyError as error:
             if self.model.has_answered:
                 raise
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
-        self.calls_s.append(time.perf_counter() - start)
+        self.calls_s.append(time.perf_counter() - start_s)
         if self.model.infer_s is not None:
             self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
         if chunk.ndim != 2 or not len(chunk):
@@ -247,16 +247,16 @@ class ChunkedPolicy(ChunkQueue):
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
-            kind = PolicyError if self.model.has_answered else ServerRefusedError
-            raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+            error_type = PolicyError if self.model.has_answered else ServerRefusedError
+            raise error_type(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
         self.model.has_answered = True
         return chunk[: self._replan]
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
         """Average the last replies' predictions for this step, and convert the mean to the next action, [1, A]."""
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
-        parts = [transforms.average_predictions(of_part) for of_part in zip(*self._replies, strict=True)]
-        return self.model.dialect.convert_rows(parts)
+        means = [transforms.average_predictions(replies) for replies in zip(*self._replies, strict=True)]
+        return self.model.dialect.convert_rows(means)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
@@ -285,13 +285,14 @@ def client_factory(
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
-        spoken = given.get("dialect", kind.dialect)
-        dialect = dialects.choose_dialect(spoken, kind.name, given.get("cameras"), given.get("image_size"))
+        dialect_name = given.get("dialect", kind.dialect)
+        dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
         replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
         return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 
-    names = (*(("replan",) if kind.replans else ()), *_SHARED, *kind.arguments)
-    parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names)
+    argument_names = (*(("replan",) if kind.replans else ()), *_SHARED_ARGUMENTS, *kind.arguments)
+    parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in argument_names)
+    # The signature tells which arguments the policy takes.
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters]
     )
@@ -333,5 +334,5 @@ def make_observation(wants: Wants, instruction: str) -> Observation:
         images=dict.fromkeys(wants.cameras, pixels),
         base_pos_m=np.array([-0.8, 0.0, 0.7]),
         base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
-        extra={name: np.zeros(_READINGS[name]) for name in wants.extra if name in _READINGS},
+        extra={name: np.zeros(_READING_SIZES[name]) for name in wants.extra if name in _READING_SIZES},
     )

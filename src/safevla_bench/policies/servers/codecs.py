@@ -38,9 +38,9 @@ from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
 MAX_VALUES = 100_000  # maximum values per message; an array is one value; a chunk as nested lists has some hundreds
-_AXES, _DTYPE = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
-_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed.
-_PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
+_MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # maximum axes of an array, and maximum length of its dtype's name
+_DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
 """Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy runs Python's parser on other texts to read records."""
 _REMEDY = "Check that this is a policy server of this kind, in a version that this client supports."
 
@@ -87,85 +87,88 @@ class Codec:
         if isinstance(value, np.float64):
             return float(value)  # every MessagePack library encodes np.float64, a subclass of float, as a float
         if isinstance(value, np.ndarray | np.generic):
-            if value.dtype.kind not in _KINDS:
+            if value.dtype.kind not in _DTYPE_KINDS:
                 raise TypeError(f"arrays of {value.dtype} cannot be sent")
             return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
-    def _restore_arrays(self, value: object, left: Counter[str]) -> object:
+    def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
         if not isinstance(value, list | dict):
             return value
-        left["values"] -= len(value)
-        if left["values"] < 0:
-            raise _too_many_values()
+        budget["values"] -= len(value)
+        if budget["values"] < 0:
+            raise _too_many_values_error()
         if isinstance(value, list):
-            return [self._restore_arrays(item, left) for item in value]
-        restored = self.decode_map(value)
-        return {key: self._restore_arrays(item, left) for key, item in value.items()} if restored is value else restored
+            return [self._restore_arrays(item, budget) for item in value]
+        decoded = self.decode_map(value)
+        return {key: self._restore_arrays(item, budget) for key, item in value.items()} if decoded is value else decoded
 
 
-def _too_many_values() -> PolicyError:
+def _too_many_values_error() -> PolicyError:
     return PolicyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
-# Sizes by a MessagePack value's first byte: of the value's length field (`_LENGTHS`), or its fixed content (`_FIXED`).
-_LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
-_LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-_FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
-_FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
+# By a MessagePack value's first byte: the size of the value's length field, or the size of its content if it is fixed.
+_LENGTH_BYTES = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
+_LENGTH_BYTES |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_FIXED_BYTES = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
+_FIXED_BYTES |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
 
 
 def _require_few_values(message: bytes) -> None:
     """Raise `PolicyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
     takes 1 byte in a message, but 72 bytes in memory. This count is rough; `_restore_arrays` counts exactly.
     """
-    at, left, most = 0, 1, 10 * MAX_VALUES
-    for passed in range(most + 1):
-        if not left or at >= len(message):
+    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` counts the known values not yet passed
+    for values_read in range(max_values + 1):
+        if not values_left or position >= len(message):
             return
-        if passed + left > most:
-            raise _too_many_values()
-        first = message[at]
-        size = _LENGTHS.get(first, 0)
-        length = int.from_bytes(message[at + 1 : at + 1 + size], "big")
-        at, left = at + 1 + size, left - 1
-        if 0x80 <= first < 0xA0:
-            left += (first & 15) << (first < 0x90)
-        elif first >= 0xDC and size:
-            left += length << (first >= 0xDE)
-        else:
-            at += _FIXED.get(first, length + (first & 31 if 0xA0 <= first < 0xC0 else 0) + (0xC7 <= first <= 0xC9))
+        if values_read + values_left > max_values:
+            raise _too_many_values_error()
+        first_byte = message[position]
+        length_bytes = _LENGTH_BYTES.get(first_byte, 0)
+        length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
+        position, values_left = position + 1 + length_bytes, values_left - 1
+        if 0x80 <= first_byte < 0xA0:  # a short map (two values per entry) or array
+            values_left += (first_byte & 15) << (first_byte < 0x90)
+        elif first_byte >= 0xDC and length_bytes:  # an array or a map with a length field
+            values_left += length << (first_byte >= 0xDE)
+        else:  # a number, or text, bytes or an extension, whose content is skipped
+            position += _FIXED_BYTES.get(
+                first_byte,
+                length + (first_byte & 31 if 0xA0 <= first_byte < 0xC0 else 0) + (0xC7 <= first_byte <= 0xC9),
+            )
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
     if isinstance(text, list):  # a list of the fields of a record, as in msgpack_numpy
         raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
-    if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
+    if not isinstance(text, str) or len(text) > _MAX_DTYPE_CHARS or not _PLAIN_DTYPE.fullmatch(text):
         raise TypeError("the dtype is not a plain name")
     dtype = np.dtype(text)
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in _DTYPE_KINDS:
         raise InvalidActionError(f"an array of dtype {dtype} instead of integers or floats", remedy=_REMEDY)
     if not dtype.itemsize:
         raise ValueError(f"arrays of {text!r} cannot be read")
     return dtype
 
 
-def _build_array(data: object, dtype: object, shape: object) -> Array:
-    kind = _parse_dtype(dtype)
+def _build_array(data: object, dtype_name: object, shape: object) -> Array:
+    dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
-    if len(shape) > _AXES or not all(type(side) is int and side >= 0 for side in shape):
-        raise ValueError(f"an array cannot have the shape {shape[: _AXES + 1]}")
-    if len(data) != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"{len(data)} bytes do not fit an array of {kind} with the shape {shape}")
-    return _check_text(np.ndarray(shape, kind, data))
+    if len(shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"an array cannot have the shape {shape[: _MAX_AXES + 1]}")
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes do not fit an array of {dtype} with the shape {shape}")
+    return _require_unicode(np.ndarray(shape, dtype, data))
 
 
-def _check_text(array: Array) -> Array:
+def _require_unicode(array: Array) -> Array:
     """Return the array; raise `ValueError` if a text has code points beyond Unicode, which NumPy cannot print."""
     if array.dtype.kind == "U":
-        points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
-        if points.max(initial=0) > sys.maxunicode:
+        code_points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if code_points.max(initial=0) > sys.maxunicode:
             raise ValueError("an array of text with code points beyond Unicode")
     return array
 
@@ -209,16 +212,16 @@ def _encode_vla_eval_png(value: Array | np.generic) -> object:
 def _encode_gr00t(value: Array | np.generic) -> object:
     if isinstance(value, np.generic):
         return value.item()
-    file = io.BytesIO()
-    np.save(file, value, allow_pickle=False)
-    return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=False)
+    return {"__ndarray_class__": True, "as_npy": buffer.getvalue()}
 
 
 def _encode_msgpack_numpy(value: Array | np.generic) -> object:
-    tail = {b"data": value.tobytes()}
+    data = {b"data": value.tobytes()}
     if isinstance(value, np.generic):
-        return {b"nd": False, b"type": value.dtype.str, **tail}
-    return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, **tail}
+        return {b"nd": False, b"type": value.dtype.str, **data}
+    return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, **data}
 
 
 def _decode_gr00t(wire: Wire) -> object:
@@ -228,12 +231,12 @@ def _decode_gr00t(wire: Wire) -> object:
         return array if wire[b"nd"] else array[()]
     if "__ndarray_class__" not in wire:
         return wire
-    content = wire["as_npy"]
-    decoded = decode_array(content) if isinstance(content, bytes) else None
+    npy_bytes = wire["as_npy"]
+    decoded = decode_array(npy_bytes) if isinstance(npy_bytes, bytes) else None
     if decoded is None:
         raise ValueError("the array file does not hold a plain NumPy array")
     _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
-    return _check_text(decoded)
+    return _require_unicode(decoded)
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:

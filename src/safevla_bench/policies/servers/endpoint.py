@@ -62,22 +62,23 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
     `PolicyError`, without repeating the text, for an invalid address, or an address with a user, a query or a fragment.
     """
     try:
-        servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
+        addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # the text may contain a secret, so the error does not repeat it
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas; put a key into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
-    first = int(os.environ.get(WORKER, "0")) % len(servers)
-    return (*servers[first:], *servers[:first])
+    # Each worker begins with another server.
+    first = int(os.environ.get(WORKER, "0")) % len(addresses)
+    return (*addresses[first:], *addresses[:first])
 
 
 def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
-    split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
-    number = port if split.port is None else split.port
-    holds_more = split.username is not None or split.query or split.fragment
-    if holds_more or split.scheme not in schemes or not split.hostname or not number:
+    url = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
+    port_number = port if url.port is None else url.port
+    has_more = url.username is not None or url.query or url.fragment
+    if has_more or url.scheme not in schemes or not url.hostname or not port_number:
         raise ValueError
-    host = f"[{split.hostname}]" if ":" in split.hostname else split.hostname
-    return f"{split.scheme}://{host}:{number}{split.path.rstrip('/')}"
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}:{port_number}{url.path.rstrip('/')}"
 
 
 def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
@@ -117,15 +118,15 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
     timeout. `attempt` tries an address until a monotonic time, and returns None if the server answers, else the reason
     for the failure. Raises `ServerUnreachableError` if no server answers, and the errors of `attempt`.
     """
-    until = time.monotonic() + endpoint.connect_s
+    deadline = time.monotonic() + endpoint.connect_s
     while True:
         problems = []
         for address in endpoint.addresses:
-            problem = attempt(address, until)
+            problem = attempt(address, deadline)
             if problem is None:
                 return address
             problems.append(f"{address}: {problem}")
-        if time.monotonic() + PAUSE_S >= until:
+        if time.monotonic() + PAUSE_S >= deadline:
             remedy = "Start the server, check its address, or wait longer: --policy-arg connect_timeout_s=300."
             answers = f"no policy server is ready within {endpoint.connect_s:g} s ({'; '.join(problems)})"
             raise errors.ServerUnreachableError(answers, remedy=remedy)
@@ -191,9 +192,9 @@ def size_error(address: str) -> PolicyError:
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure: the line of the exception, then the end of the server's text."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
-    named = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
+    summary = errors.find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
-    problem = f"the policy server {address} failed: {named}{details}"
+    problem = f"the policy server {address} failed: {summary}{details}"
     return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/howto/servers.md.")
 
 
@@ -202,7 +203,7 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 Greeting = Mapping[str, object]
 MAX_BYTES = 4096  # limit of a greeting as JSON; if it is longer, a digest and the entries that fit are kept
-_LETTERS, _DEPTH = 200, 5
+_MAX_VALUE_CHARACTERS, _MAX_DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
@@ -211,12 +212,12 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     """
     if not isinstance(greeting, Mapping):
         return {}
-    plain = _sanitize_map(greeting, secret, 1)
-    encoded = msgspec.json.encode(plain)
+    sanitized = _sanitize_map(greeting, secret, 1)
+    encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
-        return plain
+        return sanitized
     kept: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
-    for name, value in plain.items():
+    for name, value in sanitized.items():
         if len(msgspec.json.encode({**kept, name: value})) <= MAX_BYTES:
             kept[name] = value
     return kept
@@ -231,7 +232,7 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, Mapping | list | tuple) and depth == _DEPTH:
+    if isinstance(plain, Mapping | list | tuple) and depth == _MAX_DEPTH:
         return "..."
     if isinstance(plain, Mapping):
         return _sanitize_map(plain, secret, depth + 1)
@@ -244,4 +245,4 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
 
 def _sanitize_text(text: str, secret: str | None) -> str:
     shown = redact_secrets(text.replace(secret, HIDDEN) if secret else text)
-    return shown if len(shown) <= _LETTERS else f"{shown[:_LETTERS]}..."
+    return shown if len(shown) <= _MAX_VALUE_CHARACTERS else f"{shown[:_MAX_VALUE_CHARACTERS]}..."

@@ -80,18 +80,18 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     server are omitted. A text that does not begin with a suite of the entry is a URL for all suites. Later texts
     replace earlier ones. Raises `PolicyError` for a URL for all suites if the suites' checkpoints differ.
     """
-    chosen: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for text in texts:
         suite, equals, url = text.partition("=")
         if not (equals and suite in entry.suites):
             suite, url = EVERY, text
-        chosen[suite] = url
-    several = len(set(entry.checkpoints.values())) > 1
-    if EVERY in chosen and several:
+        urls[suite] = url
+    has_several = len(set(entry.checkpoints.values())) > 1
+    if EVERY in urls and has_several:
         problem = f"{entry.name} has a checkpoint for each suite, so one server cannot serve all suites"
-        example = f"{entry.suites[0]}={chosen[EVERY]}"
+        example = f"{entry.suites[0]}={urls[EVERY]}"
         raise PolicyError(problem, remedy=f"Write the suite of each server: --server {example}.")
-    return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(chosen)}
+    return {suite: urls.get(suite, urls.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(urls)}
 
 
 class EntryPolicy(ChunkedPolicy):
@@ -137,13 +137,13 @@ def make_entry_policy(
     if not entry.is_runnable:
         problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"
         raise PolicyError(problem, remedy=f"See what is known of the server: safevla protocols --entries {name}")
-    others = dict(arguments)
-    texts = tuple(others.pop(SERVER, "").split())
+    other_arguments = dict(arguments)
+    texts = tuple(other_arguments.pop(SERVER, "").split())
     if not texts:
         remedy = f"Start the server: {entry.serve}; then pass --server URL."
         raise PolicyError(f"{name} needs the address of its server", remedy=remedy)
-    spoken, servers = {"dialect": entry.dialect, **others}, assign_servers(entry, texts)
-    made = {url: open_policy(f"{entry.transport}:{url}", spoken) for url in dict.fromkeys(servers.values())}
-    clients = cast("dict[str, ChunkedPolicy]", made)
+    settings, servers = {"dialect": entry.dialect, **other_arguments}, assign_servers(entry, texts)
+    policies = {url: open_policy(f"{entry.transport}:{url}", settings) for url in dict.fromkeys(servers.values())}
+    clients = cast("dict[str, ChunkedPolicy]", policies)
     models = {suite: clients[url].model for suite, url in servers.items()}
     return EntryPolicy(entry, models, next(iter(clients.values())).dialect.replan)

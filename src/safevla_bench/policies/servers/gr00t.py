@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _NO_RESET = "Unknown endpoint: reset"
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
-_MARK_MAIN = "__ModalityConfig__"
-_MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
+_MAIN_MARK = "__ModalityConfig__"
+_MODALITY_MARKS = {_MAIN_MARK, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(RemoteModel):
@@ -48,10 +48,10 @@ class Gr00tModel(RemoteModel):
         super().__init__(endpoint, dialect, arguments)
         self.codec = GR00T
         self._socket: zmq.SyncSocket | None = None
-        self._bare = False  # whether it is a server of N1.5, whose requests contain only the observation
-        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # name that differs between the clients of a server
+        self._is_n15 = False  # whether it is a server of N1.5, whose requests contain only the observation
+        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # name that differs between the clients of a server
         self._is_first = True
-        self._nested = False  # whether the server takes nested requests; known after the first action
+        self._is_nested = False  # whether the server takes nested requests; known after the first action
 
     def begin(self, task: Task, seed: int) -> None:
         """Find a server, reset it, and check that the dialect fits the model's modalities. Each server in the list gets
@@ -61,15 +61,15 @@ class Gr00tModel(RemoteModel):
         super().begin(task, seed)
 
     def _greet(self) -> None:
-        reset = self._try_call("reset", {"options": None})
-        if isinstance(reset, PolicyError) and _NO_RESET not in reset.problem:
-            raise reset
-        self._bare = isinstance(reset, PolicyError)
-        config = self._try_call("get_modality_config")
+        reset_answer = self._call_or_return_error("reset", {"options": None})
+        if isinstance(reset_answer, PolicyError) and _NO_RESET not in reset_answer.problem:
+            raise reset_answer
+        self._is_n15 = isinstance(reset_answer, PolicyError)
+        config = self._call_or_return_error("get_modality_config")
         described = {} if isinstance(config, PolicyError) else {"modality_config": config}
         self.codec = choose_codec(config) if described else self.codec
-        form = "the observation alone" if self._bare else "observation and options"
-        self.greeting = servers.sanitize_greeting({"get_action": form, **described}, self.key)
+        request_form = "the observation alone" if self._is_n15 else "observation and options"
+        self.greeting = servers.sanitize_greeting({"get_action": request_form, **described}, self.key)
         check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
@@ -85,22 +85,22 @@ class Gr00tModel(RemoteModel):
             if VIDEO not in error.problem.lower():
                 raise
             with suppress(PolicyError):
-                self._nested = not self._nested
+                self._is_nested = not self._is_nested
                 return self._request_action(request)
-            self._nested = not self._nested
+            self._is_nested = not self._is_nested  # neither form works
             raise
 
     def _request_action(self, request: Request) -> Reply:
-        memory = {"reset_memory": [self._is_first], "session_ids": [self._session]}
-        options = memory if self.dialect.file.sessions else None
-        observation = nest_request(request) if self._nested else request
-        data = observation if self._bare else {"observation": observation, "options": options}
+        session_options = {"reset_memory": [self._is_first], "session_ids": [self._session_id]}
+        options = session_options if self.dialect.file.sessions else None
+        observation = nest_request(request) if self._is_nested else request
+        data = observation if self._is_n15 else {"observation": observation, "options": options}
         answer = self.call("get_action", data)
-        action = answer if self._bare else answer[0] if isinstance(answer, list) and answer else None
+        action = answer if self._is_n15 else answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             raise self.kind_error(f"answered with a {type(answer).__name__}")
         self._is_first = False
-        return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
+        return {_flat_key(ACTION, key): value for key, value in action.items()} if self._is_nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
@@ -115,7 +115,7 @@ class Gr00tModel(RemoteModel):
             raise self.server_error(str(answer["error"]))
         return answer
 
-    def _try_call(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
+    def _call_or_return_error(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
         try:
             return self.call(endpoint, data)
         except ServerLostError:
@@ -184,7 +184,7 @@ class Modality(msgspec.Struct, frozen=True):
 def choose_codec(config: object) -> Codec:
     """Return a server's codec: `GR00T_MAIN` if a value of `config` has the mark of this codec, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
-    is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
+    is_main = any(isinstance(value, Mapping) and _MAIN_MARK in value for value in values)
     return GR00T_MAIN if is_main else GR00T
 
 
@@ -195,7 +195,7 @@ def parse_modalities(config: object) -> dict[str, Modality]:
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
         with suppress(msgspec.MsgspecError):
-            content = value.get("as_json") if isinstance(value, Mapping) and _MARKS & value.keys() else None
+            content = value.get("as_json") if isinstance(value, Mapping) and _MODALITY_MARKS & value.keys() else None
             if isinstance(content, str):  # N1.5 sends the content as JSON
                 content = msgspec.json.decode(content)
             modality = msgspec.convert(content, Modality)
@@ -223,10 +223,10 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
         if (frames := len(modality.delta_indices)) > 1:
             problem = f"the server's model takes {frames} frames of {name}, but one is sent"
             raise PolicyError(problem, remedy=remedy)
-    given = modalities.get(ACTION, Modality(())).modality_keys
-    missing = [key for part in dialect.file.reply if given and (key := ".".join(part.path)) not in given]
+    actions = modalities.get(ACTION, Modality(())).modality_keys
+    missing = [key for part in dialect.file.reply if actions and (key := ".".join(part.path)) not in actions]
     if missing:
-        problem = f"the server's model gives {', '.join(given)}, but the dialect {dialect.name!r} reads {missing[0]}"
+        problem = f"the server's model gives {', '.join(actions)}, but the dialect {dialect.name!r} reads {missing[0]}"
         raise PolicyError(problem, remedy=remedy)
 
 

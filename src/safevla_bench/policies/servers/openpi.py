@@ -49,7 +49,7 @@ class WebsocketModel(RemoteModel):
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(endpoint, dialect, arguments)
         self._connection: ClientConnection | None = None
-        self._held = ExitStack()
+        self._open_connections = ExitStack()
 
     def send(self, message: object) -> None:
         """Send a message. Raises `ServerLostError` if the server is gone, or if it has sent an unrequested message, so
@@ -58,20 +58,20 @@ class WebsocketModel(RemoteModel):
         """
         from websockets.exceptions import ConnectionClosed
 
-        connection, frame = self._require_connection(), None
+        connection, stray_frame = self._require_connection(), None
         try:
             with suppress(TimeoutError):
-                frame = connection.recv(timeout=0)
-            if frame is None:
+                stray_frame = connection.recv(timeout=0)
+            if stray_frame is None:
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
         except AssertionError:  # raised by websockets, as in `receive_map`
-            frame = b""
-        if isinstance(frame, str):
+            stray_frame = b""
+        if isinstance(stray_frame, str):
             self.close()
-            raise self.server_error(frame)
-        if frame is not None:
+            raise self.server_error(stray_frame)
+        if stray_frame is not None:
             self._hang_up()
             event = "sent a message that was not requested; its replies cannot be matched to requests"
             raise servers.stray_error(self.address, event)
@@ -100,7 +100,7 @@ class WebsocketModel(RemoteModel):
 
     def close(self) -> None:
         self._connection = None
-        self._held.close()
+        self._open_connections.close()
 
     def _require_connection(self) -> ClientConnection:
         if self._connection is None:
@@ -111,12 +111,12 @@ class WebsocketModel(RemoteModel):
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
-        split = urlsplit(address)
+        url = urlsplit(address)
         left_s = max(until - time.monotonic(), servers.PAUSE_S)
         try:
-            opened = connect(
+            connection = connect(
                 address,
-                sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirects
+                sock=socket.create_connection((url.hostname or "", url.port or 0), left_s),  # no redirects
                 additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
                 compression=None,
                 proxy=None,
@@ -126,14 +126,14 @@ class WebsocketModel(RemoteModel):
                 max_size=servers.MAX_REPLY_BYTES,
                 logger=_LOG,
             )
-            self._connection = self._held.enter_context(opened)
+            self._connection = self._open_connections.enter_context(connection)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
             # In websockets 17, other servers can cause AssertionError; later versions raise ValueError for a redirect.
-            answer = error.__cause__ if isinstance(error, ValueError) else error
-            status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
+            cause = error.__cause__ if isinstance(error, ValueError) else error
+            status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
             if status is None or status >= 500:  # a proxy answers, but its server is not running
-                foreign = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
-                return foreign + servers.describe_cause(error)
+                prefix = "answers, but not over WebSocket: " if isinstance(error, WebSocketException) else ""
+                return prefix + servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
 
@@ -161,17 +161,17 @@ class OpenpiModel(WebsocketModel):
         with suppress(ServerRefusedError):  # the greeting is kept even if the client does not meet its requirements
             self._connect()
         self.close()
-        served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
-        is_asked = isinstance(chunk, int) and self.dialect.inference.replan == "server"
-        asked = {"replan": str(chunk)} if is_asked else {}
-        return served.arguments(self.dialect) if served else asked
+        served, chunk_size = _parse_served_greeting(self.greeting), self.greeting.get("action_chunk_size")
+        requests_replan = isinstance(chunk_size, int) and self.dialect.inference.replan == "server"
+        replan_argument = {"replan": str(chunk_size)} if requests_replan else {}
+        return served.arguments(self.dialect) if served else replan_argument
 
     def query(self, observation: Observation) -> Reply:
         self.send(self.dialect.build_request(observation))
         reply = self.receive_map()
         timing = reply.get("server_timing")
-        spent = timing.get("infer_ms") if isinstance(timing, Mapping) else None
-        self.infer_s = spent / 1000 if isinstance(spent, int | float) and spent >= 0 else None
+        infer_ms = timing.get("infer_ms") if isinstance(timing, Mapping) else None
+        self.infer_s = infer_ms / 1000 if isinstance(infer_ms, int | float) and infer_ms >= 0 else None
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         if isinstance(problem := reply.get(INVALID_ACTION), str):
@@ -180,7 +180,7 @@ class OpenpiModel(WebsocketModel):
 
     def _greet(self) -> None:
         self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
-        if served := _parse_served(self.greeting):
+        if served := _parse_served_greeting(self.greeting):
             served.require_images(self.dialect)
 
 
@@ -192,14 +192,14 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the requirements as client arguments; omit cameras if the dialect has no entry for one of them."""
-        keys = _image_keys(dialect)
+        keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
         image_size = self._format_size() if self.cameras else ""
-        asked = {"cameras": cameras, "image_size": image_size, "replan": self.replan or ""}
-        return {name: value for name, value in asked.items() if value}
+        arguments = {"cameras": cameras, "image_size": image_size, "replan": self.replan or ""}
+        return {name: value for name, value in arguments.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
-        missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _image_keys(dialect)]
+        missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _list_image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
             remedy = "Leave --policy-arg cameras, image_size and dialect out, so that the server's values are used."
@@ -209,11 +209,11 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         return "x".join(map(str, dict.fromkeys(self.image_size)))
 
 
-def _image_keys(dialect: Dialect) -> list[str]:
+def _list_image_keys(dialect: Dialect) -> list[str]:
     return [field.place for field in dialect.fields if field.camera]
 
 
-def _parse_served(greeting: servers.Greeting) -> _ServedGreeting | None:
+def _parse_served_greeting(greeting: servers.Greeting) -> _ServedGreeting | None:
     try:
         return msgspec.convert(greeting, _ServedGreeting)
     except msgspec.ValidationError:
@@ -230,12 +230,12 @@ class XpolicylabModel(WebsocketModel):
     """A model behind an XPolicyLab server. The server does not name its checkpoint."""
 
     kind, codec = "xpolicylab", GR00T_MAIN
-    _trial, _step, _number = "", 0, 0
+    _trial_id, _step, _message_id = "", 0, 0
 
     def begin(self, task: Task, seed: int) -> None:
         super().begin(task, seed)
-        self._trial, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
-        self._ask("reset", {"trial_id": self._trial})
+        self._trial_id, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
+        self._ask("reset", {"trial_id": self._trial_id})
 
     def _greet(self) -> None:
         self.greeting = servers.sanitize_greeting(self._ask("hello", {}), self.key)
@@ -246,17 +246,17 @@ class XpolicylabModel(WebsocketModel):
         return reply
 
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
-        self._number += 1
-        frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
-        self.send({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        self._message_id += 1
+        request = {"message_type": kind, "message_id": str(self._message_id), "payload": payload, "step": self._step}
+        self.send({**request, "evaluation_id": "safevla-bench", "trial_id": self._trial_id or None})
         answer = self.receive_map()
         content = answer.get("payload")
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]
-        if (is_answer or "message_id" in answer) and answer.get("message_id") != frame["message_id"]:
+        if (is_answer or "message_id" in answer) and answer.get("message_id") != request["message_id"]:
             self._hang_up()
-            event = f"answered message {str(answer.get('message_id'))[:60]}, not {frame['message_id']}"
+            event = f"answered message {str(answer.get('message_id'))[:60]}, not {request['message_id']}"
             raise servers.stray_error(self.address, event)
         if not isinstance(content, dict) or not is_answer:
             raise self.kind_error(f"sent no {ANSWERS[kind]} of XPolicyLab")

@@ -75,38 +75,38 @@ def exchange(
     server's URL, `method` is GET or POST, `seconds` is the total time limit, and `key` is sent as `Authorization`.
     Raises `ServerLostError` if no HTTP answer arrives in time, and `PolicyError` if the answer is too large.
     """
-    seconds, split = max(seconds, servers.PAUSE_S), urlsplit(address)
-    kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
-    asked = kind(split.hostname or "", split.port, timeout=seconds)
+    seconds, url = max(seconds, servers.PAUSE_S), urlsplit(address)
+    connection_type = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = connection_type(url.hostname or "", url.port, timeout=seconds)
     headers = {"Connection": "close", "Content-Type": "application/json"}
-    over = threading.Event()
+    expired = threading.Event()
 
     def hang_up() -> None:
-        over.set()
+        expired.set()
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # shutdown by TLS would break a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
     try:
-        asked.connect()
-        sock = asked.sock
+        connection.connect()
+        sock = connection.sock
         timer.start()
-        asked.request(method, path, body, {**headers, "Authorization": f"Api-Key {key}"} if key else headers)
-        answer = asked.getresponse()
-        content = answer.read(servers.MAX_REPLY_BYTES + 1)
-        if over.is_set() or (answer.length and len(content) <= servers.MAX_REPLY_BYTES):
-            raise http.client.IncompleteRead(content, answer.length)
+        connection.request(method, path, body, {**headers, "Authorization": f"Api-Key {key}"} if key else headers)
+        response = connection.getresponse()
+        content = response.read(servers.MAX_REPLY_BYTES + 1)
+        if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
+            raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError = unreadable headers
-        if over.is_set() or isinstance(error, TimeoutError):
+        if expired.is_set() or isinstance(error, TimeoutError):
             raise servers.silent_error(address, seconds) from None
         raise servers.lost_error(address, f"closed the connection ({servers.describe_cause(error)})") from None
     finally:
         timer.cancel()
-        asked.close()
+        connection.close()
     if len(content) > servers.MAX_REPLY_BYTES:
         raise servers.size_error(address)
-    return answer.status, content
+    return response.status, content
 
 
 class OpenvlaModel(HttpModel):
@@ -117,9 +117,9 @@ class OpenvlaModel(HttpModel):
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` if `unnorm_key` is given for a server other than OpenVLA's."""
         super().__init__(endpoint, dialect, arguments)
-        self._own_dialect, self._statistics = dialect, arguments.get("unnorm_key")
-        self._is_own = dialect.name == KINDS["openvla"].dialect
-        if self._statistics is not None and not self._is_own:
+        self._base_dialect, self._statistics = dialect, arguments.get("unnorm_key")
+        self._is_openvla_server = dialect.name == KINDS["openvla"].dialect
+        if self._statistics is not None and not self._is_openvla_server:
             problem = f"unnorm_key is for OpenVLA's server, but {dialect.name!r} is the dialect of another server"
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
@@ -127,8 +127,8 @@ class OpenvlaModel(HttpModel):
         """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
-        if self._is_own and unnorm_key != NO_STATISTICS:
-            self.dialect = self._own_dialect.add_fixed("unnorm_key", unnorm_key)
+        if self._is_openvla_server and unnorm_key != NO_STATISTICS:
+            self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
         """Return the server's reply, with its action or list of actions as `actions`; raise the errors of `ask`."""
@@ -143,27 +143,27 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9  # length of the pose in `proprio`; the last row of the previous reply replaces this pose
+_POSE_SIZE = 9  # length of the pose in `proprio`; the last row of the previous reply replaces this pose
 
 
 class XvlaModel(HttpModel):
     """A model behind an X-VLA server. A request contains the previous chunk's last target pose as the current pose."""
 
     kind, codec = "xvla", XVLA
-    _end: NDArray[np.float64] | None = None
+    _last_target: NDArray[np.float64] | None = None
 
     def begin(self, task: Task, seed: int) -> None:
-        self._end = None
+        self._last_target = None
         super().begin(task, seed)
 
     def query(self, observation: Observation) -> Reply:
         request = self.dialect.build_request(observation)
-        if self._end is not None:
-            request["proprio"] = np.concatenate([self._end, np.asarray(request["proprio"])[_POSE:]])
+        if self._last_target is not None:
+            request["proprio"] = np.concatenate([self._last_target, np.asarray(request["proprio"])[_POSE_SIZE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}
         with suppress(ReplyError):  # `infer` raises this error later
-            self._end = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE]
+            self._last_target = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE_SIZE]
         return reply
 
 

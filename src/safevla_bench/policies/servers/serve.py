@@ -110,7 +110,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
             sock=socket.create_server((bind, port), family=family),
             open_timeout=OPEN_S,
             origins=[None],
-            process_request=lambda _, request: _early_response(_, request, key),
+            process_request=lambda connection, request: _respond_early(connection, request, key),
             compression=None,
             ping_interval=None,
             max_size=MAX_REQUEST_BYTES,
@@ -123,16 +123,16 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     return server
 
 
-def _limit_connections(handle: Callable[..., None], places: threading.Semaphore) -> Callable[..., None]:
+def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) -> Callable[..., None]:
     def handle_within_limit(connected: socket.socket, address: object) -> None:
-        free = places.acquire(blocking=False)
+        has_slot = slots.acquire(blocking=False)
         try:
-            if not free:
+            if not has_slot:
                 connected.close()
             handle(connected, address)  # the call ends the handshake of a closed connection
         finally:
-            if free:
-                places.release()
+            if has_slot:
+                slots.release()
 
     return handle_within_limit
 
@@ -161,7 +161,7 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"Send uint8 of the shape {[*wants.image_size, 3]}; in safevla's client: --policy-arg image_size=N."
         raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
-    return cast("NDArray[np.uint8]", image[:, ::-1])
+    return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain mirrored images
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
@@ -172,13 +172,13 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
     return value.astype(np.float64) if dtype_kind == "f" else value
 
 
-def _early_response(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
+def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
     if request.path == "/healthz":
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
     if key and not hmac.compare_digest(credentials.encode(), f"Api-Key {key}".encode()):
         return connection.respond(HTTPStatus.UNAUTHORIZED, "a key is required: Authorization: Api-Key ...\n")
-    return None
+    return None  # the handshake continues
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
@@ -202,14 +202,14 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
     with served.borrow_policy() as policy:
         policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
         while observation is not None:
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             chunk = [policy.act(observation), *(policy.take_rest() if isinstance(policy, ChunkingPolicy) else ())]
-            spent = 1000 * (time.perf_counter() - start)
+            spent_ms = 1000 * (time.perf_counter() - start_s)
             try:
                 reply: dict[str, object] = {"actions": to_real_numbers(chunk)}
             except InvalidActionError as error:
                 reply = {INVALID_ACTION: error.problem}
-            connection.send(OPENPI.pack({**reply, "server_timing": {"infer_ms": spent}}))
+            connection.send(OPENPI.pack({**reply, "server_timing": {"infer_ms": spent_ms}}))
             observation = _receive_observation(connection, served.wants)
 
 

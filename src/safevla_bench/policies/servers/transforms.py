@@ -64,19 +64,20 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
-    wide = _lanczos_weights(height, size[0]) @ image.reshape(height, -1).astype(np.float64)
-    return _to_uint8(np.rint(_lanczos_weights(width, size[1]) @ wide.reshape(size[0], width, -1)))
+    resized_rows = _lanczos_weights(height, size[0]) @ image.reshape(height, -1).astype(np.float64)
+    return _to_uint8(np.rint(_lanczos_weights(width, size[1]) @ resized_rows.reshape(size[0], width, -1)))
 
 
 @cache
 def _lanczos_weights(length: int, size: int) -> Floats:
     scale = length / size
     centers = (np.arange(size) + 0.5) * scale
-    away = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
-    weights = np.where(np.abs(away) < _LOBES, np.sinc(away) * np.sinc(away / _LOBES), 0.0)
-    normed: Floats = weights / weights.sum(axis=1, keepdims=True)
-    normed.flags.writeable = False
-    return normed
+    # [size, length]: from each new pixel's center to each old pixel's, in units of the filter's width
+    distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
+    weights = np.where(np.abs(distances) < _LOBES, np.sinc(distances) * np.sinc(distances / _LOBES), 0.0)
+    normalized: Floats = weights / weights.sum(axis=1, keepdims=True)
+    normalized.flags.writeable = False
+    return normalized
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
@@ -85,22 +86,24 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
-    top, left = (picture.height - height) // 2, (picture.width - width) // 2
-    middle = np.asarray(picture)[top : top + height, left : left + width].astype(np.int64)
-    (y, next_y, upper, lower), (x, next_x, near, far) = (
-        _linear_weights(length, wanted) for length, wanted in zip((height, width), size, strict=True)
+    top_px, left_px = (picture.height - height) // 2, (picture.width - width) // 2
+    middle = np.asarray(picture)[top_px : top_px + height, left_px : left_px + width].astype(np.int64)
+    (above, below, above_weights, below_weights), (left, right, left_weights, right_weights) = (
+        _linear_weights(length, new_length) for length, new_length in zip((height, width), size, strict=True)
     )
-    rows = middle[:, x] * near[:, np.newaxis] + middle[:, next_x] * far[:, np.newaxis] >> 4
-    upper, lower = (weight[:, np.newaxis, np.newaxis] for weight in (upper, lower))
-    return _to_uint8((rows[y] * upper >> 16) + (rows[next_y] * lower >> 16) + 2 >> 2)
+    # The shifts by 4, 16 and 2 bits are those of OpenCV; together with the weights' 2 x 11 bits, they cancel.
+    rows = middle[:, left] * left_weights[:, np.newaxis] + middle[:, right] * right_weights[:, np.newaxis] >> 4
+    above_weights, below_weights = (weight[:, np.newaxis, np.newaxis] for weight in (above_weights, below_weights))
+    return _to_uint8((rows[above] * above_weights >> 16) + (rows[below] * below_weights >> 16) + 2 >> 2)
 
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
-    at = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
-    first = np.floor(at).astype(np.int64)
-    part = at - first.astype(np.float32)
-    weights = (np.rint(share * np.float32(2048)).astype(np.int64) for share in (1 - part, part))
-    return first, np.minimum(first + 1, length - 1), *weights
+    # The result: the indices of the two old pixels next to each new pixel, and the weights of these pixels.
+    positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
+    lower = np.floor(positions).astype(np.int64)
+    fraction = positions - lower.astype(np.float32)
+    weights = (np.rint(share * np.float32(2048)).astype(np.int64) for share in (1 - fraction, fraction))
+    return lower, np.minimum(lower + 1, length - 1), *weights
 
 
 def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
@@ -111,22 +114,22 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
         return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)
-    values = np.moveaxis(image, 1, 0).astype(np.float32)
-    for length, wanted in ((image.shape[1], size[1]), (image.shape[0], size[0])):
-        values = np.moveaxis(_add_areas(values, length / wanted, wanted), 0, 1)
+    values = np.moveaxis(image, 1, 0).astype(np.float32)  # the axis to shrink comes first: columns, later rows
+    for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
+        values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
     return _to_uint8(np.rint(np.moveaxis(values, 0, 1)))
 
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
     """Return weighted sums [size, ...] of rows [length, ...], added from the first row to the last as OpenCV does."""
     sums = np.zeros((size, *values.shape[1:]), np.float32)
-    for place in range(size):
-        low, high = place * scale, min((place + 1) * scale, len(values))
-        whole = min(scale, len(values) - low)
+    for index in range(size):
+        low, high = index * scale, min((index + 1) * scale, len(values))
+        covered = min(scale, len(values) - low)
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
-            share = min(row + 1, high) - max(row, low)
-            if share > 1e-3:
-                sums[place] += values[row] * np.float32(share / whole)
+            overlap = min(row + 1, high) - max(row, low)
+            if overlap > 1e-3:
+                sums[index] += values[row] * np.float32(overlap / covered)
     return sums
 
 
@@ -142,13 +145,14 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
+    # The part of the axis from the share `low` to the share `high` fills the whole axis, by linear interpolation.
     last = image.shape[axis] - 1
-    at = np.linspace(low, high, last + 1) * last
-    below = np.clip(np.floor(at).astype(np.int64), 0, last - 1)
-    part = (at - below).reshape([-1 if k == axis else 1 for k in range(image.ndim)])
-    first, second = (np.take(image, below + k, axis=axis) for k in (0, 1))
-    between: Floats = first + (second - first) * part
-    return between
+    positions = np.linspace(low, high, last + 1) * last
+    below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
+    fraction = (positions - below).reshape([-1 if other == axis else 1 for other in range(image.ndim)])
+    first, second = (np.take(image, below + step, axis=axis) for step in (0, 1))
+    stretched: Floats = first + (second - first) * fraction
+    return stretched
 
 
 def pass_through_jpeg(picture: Picture) -> Picture:
@@ -199,11 +203,11 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] in which the switches, such as the gripper, are the host's −1 and +1. `columns` maps a
     switch's column to a name in `SWITCHES`. Non-finite values are kept, because a comparison would hide them.
     """
-    out = np.array(actions, dtype=np.float64)
-    for column, how in columns.items():
-        values = out[:, column]
-        out[:, column] = np.where(np.isfinite(values), SWITCHES[how](values), values)
-    return out
+    converted = np.array(actions, dtype=np.float64)
+    for column, conversion in columns.items():
+        values = converted[:, column]
+        converted[:, column] = np.where(np.isfinite(values), SWITCHES[conversion](values), values)
+    return converted
 
 
 def _to_uint8(values: NDArray[Any]) -> Image:
@@ -251,7 +255,7 @@ def state_part(name: str, observation: Observation) -> Floats:
     Raises `PolicyError` if the host does not provide it.
     """
     try:
-        reading = name.removeprefix(EXTRA)
+        reading = name.removeprefix(EXTRA)  # equals `name` for a key of `STATES`
         return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
     except KeyError:
         problem = f"the policy needs {name}, which this host does not provide"
@@ -266,39 +270,39 @@ def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
 
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
     base_pos_m, base_quat_wxyz = _base_pose(observation)
-    back = base_quat_wxyz * [1, -1, -1, -1]
-    turned = _shortest_quaternion(_multiply_quaternions(back, observation.eef_quat_wxyz))
-    return _rotate(back, observation.eef_pos_m - base_pos_m), turned
+    to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]
+    eef_quat_wxyz = _shortest_quaternion(_multiply_quaternions(to_base_wxyz, observation.eef_quat_wxyz))
+    return _rotate_vector(to_base_wxyz, observation.eef_pos_m - base_pos_m), eef_quat_wxyz
 
 
 def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
-_ROOT_HALF = float(np.sqrt(0.5))
-_HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
+_HALF_ROOT = float(np.sqrt(0.5))
+_HAND_TO_SITE_WXYZ = np.array([_HALF_ROOT, 0.0, 0.0, -_HALF_ROOT])
 """Orientation of the grip site in the hand: robosuite 1.4 models/assets/grippers/panda_gripper.xml, right_gripper."""
 
 
-def _single(array: Floats) -> Floats:
+def _round_to_single(array: Floats) -> Floats:
     return array.astype(np.float32).astype(np.float64)
 
 
 def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
-    return _single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
+    return _round_to_single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
 
 
 def _controller_rotation(observation: Observation) -> Floats:
     """Return the rotation [3, 3] of the controller's pose if the host provides it, else the grip site's rotation."""
     if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
         return rotation.reshape(3, 3).astype(np.float64)
-    site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
-    return np.column_stack([_rotate(site, axis) for axis in np.eye(3)])
+    site_quat = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+    return np.column_stack([_rotate_vector(site_quat, axis) for axis in np.eye(3)])
 
 
-def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
-    turned = _multiply_quaternions(quat_wxyz, np.concatenate([[0.0], vector]))
-    return _multiply_quaternions(turned, quat_wxyz * [1, -1, -1, -1])[1:]
+def _rotate_vector(quat_wxyz: Floats, vector: Floats) -> Floats:
+    half_product = _multiply_quaternions(quat_wxyz, np.concatenate([[0.0], vector]))
+    return _multiply_quaternions(half_product, quat_wxyz * [1, -1, -1, -1])[1:]
 
 
 def read_ee6d(rows: Floats) -> Floats:
@@ -307,12 +311,12 @@ def read_ee6d(rows: Floats) -> Floats:
     precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py except for the last
     digits of the angle, because that code computes quaternions from eigenvectors in single precision.
     """
-    first = _normalize(rows[:, 3:6])
-    second = _normalize(rows[:, 6:9] - (first * rows[:, 6:9]).sum(axis=1, keepdims=True) * first)
-    matrices = np.stack([first, second, np.cross(first, second)], axis=-1)
+    x_axes = _normalize_rows(rows[:, 3:6])
+    y_axes = _normalize_rows(rows[:, 6:9] - (x_axes * rows[:, 6:9]).sum(axis=1, keepdims=True) * x_axes)
+    matrices = np.stack([x_axes, y_axes, np.cross(x_axes, y_axes)], axis=-1)
     quats = (matrix_to_quaternion(matrix) for matrix in matrices)
-    turns = [to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat))) for quat in quats]
-    return _single(np.column_stack([rows[:, :3], turns, rows[:, 9]]))
+    axis_angles = [to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat))) for quat in quats]
+    return _round_to_single(np.column_stack([rows[:, :3], axis_angles, rows[:, 9]]))
 
 
 def read_poses(rows: Floats) -> Floats:
@@ -327,12 +331,13 @@ def read_euler(rows: Floats) -> Floats:
     y, z. Equals `transforms3d.euler.euler2axangle`, with the axis multiplied by the angle, which is from 0 to 2π.
     """
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
-    turns = []
+    axis_angles = []
     for cosine, sine in zip(cosines, sines, strict=True):
-        about_x, about_y, about_z = (np.insert(sine[k] * np.eye(3)[k], 0, cosine[k]) for k in range(3))
+        # quaternions wxyz of the turns about each axis
+        about_x, about_y, about_z = (np.insert(sine[axis] * np.eye(3)[axis], 0, cosine[axis]) for axis in range(3))
         quat = _multiply_quaternions(_multiply_quaternions(about_z, about_y), about_x)
-        turns.append(to_axis_angle(quat / np.linalg.norm(quat)))
-    return np.column_stack([rows[:, :3], turns, rows[:, 6:]])
+        axis_angles.append(to_axis_angle(quat / np.linalg.norm(quat)))
+    return np.column_stack([rows[:, :3], axis_angles, rows[:, 6:]])
 
 
 ENSEMBLE_ALPHA = 0.1
@@ -345,16 +350,17 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
     examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
     ages = range(len(replies) - 1, -1, -1)
-    rows = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
-    sizes = np.linalg.norm(rows, axis=1)
-    weights = np.exp(ENSEMBLE_ALPHA * (rows @ rows[-1]) / (sizes * sizes[-1] + 1e-7))
-    mean: Floats = (weights / weights.sum()) @ rows
+    # Row k of a reply predicts the action k steps after the reply.
+    predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
+    lengths = np.linalg.norm(predictions, axis=1)
+    weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
+    mean: Floats = (weights / weights.sum()) @ predictions
     return mean[np.newaxis]
 
 
-def _normalize(rows: Floats) -> Floats:
-    unit: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
-    return unit
+def _normalize_rows(rows: Floats) -> Floats:
+    normalized: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
+    return normalized
 
 
 FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # conversions from rows of a reply to columns of actions
@@ -372,13 +378,14 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
     method. Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m, quat = m.astype(np.float64), np.empty(4)
+    # i is the axis with the largest diagonal element; j and k follow it cyclically.
     i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
-    turns = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
+    differences = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
     if np.trace(m) > 0:
         scale = 2 * math.sqrt(np.trace(m) + 1)
-        return np.array([scale * scale / 4, *turns]) / scale
+        return np.array([scale * scale / 4, *differences]) / scale
     scale = 2 * math.sqrt(1 + m[i, i] - m[j, j] - m[k, k])
-    quat[[0, 1 + i, 1 + j, 1 + k]] = turns[i], scale * scale / 4, m[i, j] + m[j, i], m[i, k] + m[k, i]
+    quat[[0, 1 + i, 1 + j, 1 + k]] = differences[i], scale * scale / 4, m[i, j] + m[j, i], m[i, k] + m[k, i]
     return quat / scale
 
 
@@ -394,11 +401,11 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {  # parts of a state, [
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
     "eef_axis_angle": lambda seen: to_axis_angle(seen.eef_quat_wxyz),
     "eef_axis_angle_float32": lambda seen: to_axis_angle_single(seen.eef_quat_wxyz),
-    "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
+    "eef_axis_angle_single": lambda seen: _round_to_single(to_axis_angle(seen.eef_quat_wxyz)),
     "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
     "controller_pos": lambda seen: seen.extra.get(CONTROLLER_POSITION, seen.eef_pos_m).astype(np.float64),
     "controller_axis_angle": lambda seen: _shortest_axis_angle(
-        matrix_to_quaternion(_single(_controller_rotation(seen)))
+        matrix_to_quaternion(_round_to_single(_controller_rotation(seen)))
     ),
     "controller_columns": lambda seen: _controller_rotation(seen)[:, :2].T.ravel(),
     "controller_quat_wxyz": lambda seen: _shortest_quaternion(matrix_to_quaternion(_controller_rotation(seen))),

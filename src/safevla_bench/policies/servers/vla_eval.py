@@ -44,35 +44,35 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(endpoint, dialect, arguments)
-        self._own_dialect = dialect
-        self._is_chosen = "dialect" in arguments
+        self._base_dialect = dialect
+        self._is_dialect_chosen = "dialect" in arguments
         images = arguments.get("images", next(iter(CODECS)))
         if images not in CODECS:
             raise PolicyError(f"images={images} is not an image format", remedy=f"Write images={' or '.join(CODECS)}.")
         self.codec = CODECS[images]
         self._seq = 0
-        self._playing = False
-        self._connected = False  # whether an environment exists that fits the server's requirements
+        self._is_playing = False
+        self._has_connected = False  # whether an environment exists that fits the server's requirements
 
     def connect(self, task: Task) -> None:
-        self._connected = False
+        self._has_connected = False
         super().connect(task)
-        self._connected = True
+        self._has_connected = True
 
     def begin(self, task: Task, seed: int) -> None:
         super().begin(task, seed)
         self._send_message("episode_start", {"task": describe_task(task)})
-        self._playing = True
+        self._is_playing = True
 
     def _greet(self) -> None:
         self._seq = 0
         hello = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
         greeting = self._receive_answer(self._send_message("hello", hello), "hello")
         self.greeting = sanitize_greeting(greeting, self.key)
-        params = _submap(greeting, "observation_params")
-        dialect = adapt_dialect(self._own_dialect, params)
-        check_requirements(params, _submap(greeting, "action_spec"), dialect, chosen=self._is_chosen)
-        if self._connected and dialect.wants != self.wants:
+        params = _get_map(greeting, "observation_params")
+        dialect = adapt_dialect(self._base_dialect, params)
+        check_requirements(params, _get_map(greeting, "action_spec"), dialect, chosen=self._is_dialect_chosen)
+        if self._has_connected and dialect.wants != self.wants:
             problem = f"the server {self.address} requests other observations than at the start of the run"
             raise PolicyError(problem, remedy="The server was restarted with another model: resume the run.")
         self.dialect, self.wants = dialect, dialect.wants
@@ -85,8 +85,8 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def close(self) -> None:
         """End an episode in progress, and close the connection; called before each new connection."""
-        playing, self._playing = self._playing, False
-        if playing:
+        was_playing, self._is_playing = self._is_playing, False
+        if was_playing:
             with suppress(PolicyError):
                 self._send_message("episode_end", {})
         super().close()
@@ -105,8 +105,8 @@ class VlaEvalModel(openpi.WebsocketModel):
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
             super().close()
-            sent = f"{str(message.get('type'))[:60]} {str(message.get('seq'))[:60]}"
-            raise stray_error(self.address, f"sent {sent}, not {kind} {seq}")
+            answer = f"{str(message.get('type'))[:60]} {str(message.get('seq'))[:60]}"
+            raise stray_error(self.address, f"sent {answer}, not {kind} {seq}")
         return payload
 
 
@@ -142,26 +142,26 @@ def check_requirements(
     entries of the request, positions (`action_spec`), and the gripper. If `chosen`, the gripper is not checked.
     """
     conversion = dialect.switches.get(6, "raw")
-    gripper = _submap(action_spec, "gripper").get("format", "raw")
-    position = _submap(action_spec, "position").get("format")
+    gripper = _get_map(action_spec, "gripper").get("format", "raw")
+    position = _get_map(action_spec, "position").get("format")
     shows_state, shows_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
     mode = str(params.get("control_mode"))[:60]
     is_unasked = position == "absolute_xyz" and not dialect.wants.absolute
     is_other_gripper = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
-    unmet = {
+    problems = {
         "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
         "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
         f"asks for the control mode {mode}, which only SimplerEnv has": "control_mode" in params,
         "describes absolute positions, but does not ask for absolute_action": is_unasked,
         f"describes its gripper as {gripper}, but it is read as {conversion!r}": is_other_gripper,
     }
-    for problem, holds in unmet.items():
-        if holds:
+    for problem, is_unmet in problems.items():
+        if is_unmet:
             remedy = "Serve the model with other parameters, or pass a dialect that fits: --policy-arg dialect=NAME."
             raise PolicyError(f"the server {problem} in the dialect {dialect.name!r}", remedy=remedy)
 
 
-def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
+def _get_map(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
     inner = outer.get(key)
     return inner if isinstance(inner, Mapping) else {}
 

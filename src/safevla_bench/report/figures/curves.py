@@ -28,49 +28,64 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     with episodes. Dotted lines mark the thresholds of the library. If no episode is counted, the figure says so. Raises
     `SpecError` if the library lacks a swept specification.
     """
-    registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
-    unit, scale = display_unit(sweep.unit, registered[0])
+    library_thresholds = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
+    unit, scale = display_unit(sweep.unit, library_thresholds[0])
     thresholds = [scale * value for value in sweep.thresholds]
-    anchors = [scale * value for value in registered if sweep.thresholds[0] <= value <= sweep.thresholds[-1]]
-    counted = [cell for cell in sweep.curves if cell.n]
-    policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
+    marked_thresholds = [
+        scale * value for value in library_thresholds if sweep.thresholds[0] <= value <= sweep.thresholds[-1]
+    ]
+    counted_curves = [curve for curve in sweep.curves if curve.n]
+    policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
+    # The title of each panel and its curves, each as the index of the policy and the rates by threshold.
     panels = [
         (f"{metric.label}, {suite}", [
-            (policies.index(cell.policy or UNNAMED), [getattr(point, metric.key) for point in cell.points])
-            for cell in counted
-            if cell.suite == suite
+            (policies.index(curve.policy or UNNAMED), [getattr(point, metric.key) for point in curve.points])
+            for curve in counted_curves
+            if curve.suite == suite
         ])
-        for suite in dict.fromkeys(cell.suite for cell in counted)
+        for suite in dict.fromkeys(curve.suite for curve in counted_curves)
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
-    counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
-    bands = f"Bands: 95 % Wilson intervals; each curve is over {sheet.format_episode_range(counts)}." if counts else ""
-    dotted = f"Dotted: the library's threshold, {', '.join(map(format_compact, anchors))}." if anchors else ""
+    episode_counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
+    band_note = (
+        f"Bands: 95 % Wilson intervals; each curve is over {sheet.format_episode_range(episode_counts)}."
+        if episode_counts
+        else ""
+    )
+    dotted_note = (
+        f"Dotted: the library's threshold, {', '.join(map(format_compact, marked_thresholds))}."
+        if marked_thresholds
+        else ""
+    )
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
         [title for title, _ in panels],
-        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], anchors),
+        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], marked_thresholds),
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
         empty="No episode was counted.",
-        notes=[f"{bands} {dotted}".strip(), *sweep.warnings] if panels else (),
+        notes=[f"{band_note} {dotted_note}".strip(), *sweep.warnings] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 
 
 def _draw_sweep_panel(
-    axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: Sequence[float]
+    axes: Axes,
+    thresholds: Sequence[float],
+    curves: Sequence[tuple[int, Sequence[Rate]]],
+    marked_thresholds: Sequence[float],
 ) -> None:
-    step = max(1, len(thresholds) // 5)
-    for series, rates in curves:
+    # Only some points have a marker; the first marker differs by curve, so that equal curves show all their markers.
+    marker_step = max(1, len(thresholds) // 5)
+    for series_index, rates in curves:
         value, low, high = sheet.percent_band(rates)
-        axes.fill_between(thresholds, low, high, color=sheet.series_color(series), alpha=0.13, linewidth=0)
-        line = {"linestyle": sheet.series_dash(series), "linewidth": 1.1}
-        look = sheet.marker_look(series, series, 3.5, 0.3) | line
-        axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
-    for anchor in anchors:
-        axes.axvline(anchor, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
+        axes.fill_between(thresholds, low, high, color=sheet.series_color(series_index), alpha=0.13, linewidth=0)
+        line_style = {"linestyle": sheet.series_dash(series_index), "linewidth": 1.1}
+        style = sheet.marker_look(series_index, series_index, 3.5, 0.3) | line_style
+        axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
+    for threshold in marked_thresholds:
+        axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -82,9 +97,9 @@ def _draw_sweep_panel(
 # Metrics over a series of runs
 
 # Share of the axis that is left free on each side.
-_ROOM = 0.07
+_ROOM_SHARE = 0.07
 # Horizontal distance between the marks of two series for the same label, in points.
-_DODGE_PT = 2.2
+_SHIFT_PT = 2.2
 
 
 @sheet.figure_style()
@@ -99,7 +114,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
         for metric in NUMBERS
         if labels
     ]
-    several = panels and len(compared.series) > 1
+    needs_key = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
@@ -108,23 +123,24 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
         across=across or "Number in the run's name",
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
-        key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if several else (),
+        key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if needs_key else (),
     )
 
 
 def _draw_series_panel(
-    axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, ends: tuple[float, float]
+    axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
-    top, (first, last) = float(metric.scale), ends
-    is_known = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
-    if not any(is_known):
+    full_scale, (first_label, last_label) = float(metric.scale), label_range
+    # Each curve is drawn, and says whether it has a known value.
+    has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
+    if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    room = _ROOM * (last - first) or 1.0
-    axes.set_xlim(first - room, last + room)
+    room = _ROOM_SHARE * (last_label - first_label) or 1.0
+    axes.set_xlim(first_label - room, last_label + room)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
-    axes.set_ylim(0, 1.03 * top)
-    axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
+    axes.set_ylim(0, 1.03 * full_scale)
+    axes.set_yticks([full_scale * k / 5 for k in range(6)], [format_compact(full_scale * k / 5) for k in range(6)])
     axes.grid(True)
 
 
@@ -138,88 +154,95 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    series = names.index(curve.series)
-    shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
-    place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
-    plot = partial(axes.plot, color=sheet.series_color(series), transform=place, clip_on=False)
-    known = []
+    series_index = names.index(curve.series)
+    # The series are side by side, symmetric about the label; 72 points are an inch.
+    shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
+    shifted = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
+    plot = partial(axes.plot, color=sheet.series_color(series_index), transform=shifted, clip_on=False)
+    known_points = []  # (label, value, interval); without an interval, both ends are the value
     for point in curve.points:
         number = point.numbers[metric]
         if number.value is not None:
-            known.append((point.label, number.value, number.ci or (number.value, number.value)))
-    labels, values = [label for label, *_ in known], [metric.scale * value for _, value, _ in known]
-    plot(labels, values, linestyle=sheet.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
-    for label, _, ci in known:
-        bar = [metric.scale * end for end in ci]
-        plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
-    axes.plot(labels, values, transform=place, zorder=4, **sheet.marker_look(series, series, 3.8, 0.3))
-    return bool(known)
+            known_points.append((point.label, number.value, number.ci or (number.value, number.value)))
+    labels, values = [label for label, *_ in known_points], [metric.scale * value for _, value, _ in known_points]
+    plot(labels, values, linestyle=sheet.series_dash(series_index), linewidth=0.7, alpha=0.55, zorder=2)
+    for label, _, ci in known_points:
+        bar_ends = [metric.scale * end for end in ci]
+        plot([label] * 2, bar_ends, linewidth=1.1, solid_capstyle="butt", zorder=3)
+    axes.plot(labels, values, transform=shifted, zorder=4, **sheet.marker_look(series_index, series_index, 3.8, 0.3))
+    return bool(known_points)
 
 
 def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
-    bootstrap = any(has_bootstrap(point) for point in points)
-    kind = "percentile bootstrap for VSI" if bootstrap else "distribution-free for VSI"
+    has_bootstrap_interval = any(has_bootstrap(point) for point in points)
+    vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
-    note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); each run has {episodes}."
+    note = f"Bars: 95 % intervals of each run alone (Wilson; {vsi_method}); each run has {episodes}."
     return f"{note} Lines only guide the eye: nothing was measured between two runs."
 
 
 # Onset: the share of episodes that have violated a limit, over the time in the episode
 
-_FAINT = "#a9afb6"
+_ANY_LIMIT_COLOR = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> Floats:
     """Return the points at which the share of violations rises, [4, k]. The rows are the time [s], the share, and the
     low and the high end of its interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
-    found, share = onset.incidence, onset.incidence.shares[VIOLATED]
+    incidence, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
-    return np.array([found.times, 100 * share, 100 * found.low, 100 * found.high])[:, rises]
+    return np.array([incidence.times, 100 * share, 100 * incidence.low, 100 * incidence.high])[:, rises]
 
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite, a line per violated specification, and a band for any limit."""
-    violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
-    names = list(dict.fromkeys(part.spec_id for part in violated))
+    violated = [
+        onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
+    ]
+    names = list(dict.fromkeys(onset.spec_id for onset in violated))
+    # The last specification is `ANY_LIMIT`; row 3 has the high end of the interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
-    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_FAINT))
-    shares = "Share of episodes that have violated a limit so far, of the judged episodes in which the limit applies."
-    band = "Band: pointwise 95 % interval of the share for any limit."
+    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_ANY_LIMIT_COLOR))
+    share_note = (
+        "Share of episodes that have violated a limit so far, of the judged episodes in which the limit applies."
+    )
+    band_note = "Band: pointwise 95 % interval of the share for any limit."
     return sheet.draw_panels(
         "When violations begin",
         1.8 if len(cells) <= 2 else 1.05,
         [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
-        lambda axes, k: _draw_cell(axes, cells[k], names, share_end),
+        lambda axes, k: _draw_onset_panel(axes, cells[k], names, share_end),
         across="Time in the episode (s)",
         upward="Episodes that have violated (%)",
         empty="No episode was counted.",
-        notes=[shares, band, *remarks] if cells else (),
+        notes=[share_note, band_note, *remarks] if cells else (),
         key=key if cells else (),
     )
 
 
-def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
+def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
     axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
     axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
     axes.grid(True)
     for onset in cell.specs:
-        at, *shares = onset_steps(onset)
-        if not at.size:
+        times_s, *shares = onset_steps(onset)
+        if not times_s.size:
             continue
-        across = [0.0, *at, cell.end_s]
+        step_times_s = [0.0, *times_s, cell.end_s]
+        # From 0 at time 0 to the last value at the end.
         share, low, high = ([0.0, *row, row[-1]] for row in shares)
         if onset.spec_id == ANY_LIMIT:
-            axes.fill_between(across, low, high, step="post", color=_FAINT, alpha=0.25, linewidth=0)
-            axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
+            axes.fill_between(step_times_s, low, high, step="post", color=_ANY_LIMIT_COLOR, alpha=0.25, linewidth=0)
+            axes.step(step_times_s, share, where="post", color=_ANY_LIMIT_COLOR, linewidth=1.6, zorder=2)
         else:
-            series = names.index(onset.spec_id)
-            ink, dash = sheet.series_color(series), sheet.series_dash(series)
-            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
+            series_index = names.index(onset.spec_id)
+            ink, dash = sheet.series_color(series_index), sheet.series_dash(series_index)
+            axes.step(step_times_s, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
     if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -39,8 +39,8 @@ INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
-_GAPS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
-DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _GAPS))
+_DASH_LENGTHS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
+DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _DASH_LENGTHS))
 _STYLE = Path(__file__).with_name("sheet.mplstyle")  # matplotlib style with these sizes and colors
 
 
@@ -98,12 +98,12 @@ def drawable_text(text: str) -> str:
     text needs to the current style. A character that no font has becomes U+FFFD, with one warning for the text.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
-    families = {c: _find_family(c) for c in shown}
-    if missing := sorted(c for c, family in families.items() if family is None):
+    family_of = {character: _find_family(character) for character in shown}
+    if missing := sorted(character for character, family in family_of.items() if family is None):
         _warn_undrawable(shown, "".join(missing))
-    if others := sorted({family for family in families.values() if family} - {*rcParams["font.family"]}):
-        rcParams["font.family"] = [*rcParams["font.family"], *others]
-    return "".join(c if families[c] else "\N{REPLACEMENT CHARACTER}" for c in shown)
+    if further := sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]}):
+        rcParams["font.family"] = [*rcParams["font.family"], *further]
+    return "".join(character if family_of[character] else "\N{REPLACEMENT CHARACTER}" for character in shown)
 
 
 @cache
@@ -116,13 +116,16 @@ def _warn_undrawable(text: str, missing: str) -> None:
 def _find_family(character: str) -> str | None:
     """Return the font family to draw a character: DejaVu Sans, else a system font; None if no font has it."""
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
+    # DejaVu Sans sorts first, because False is less than True.
     fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
-    has = (name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_glyphs(path))
-    return next(has, None)
+    matches = (
+        name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_code_points(path)
+    )
+    return next(matches, None)
 
 
 @cache
-def _font_glyphs(path: str) -> frozenset[int]:
+def _font_code_points(path: str) -> frozenset[int]:
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (OSError, RuntimeError):  # a system font that matplotlib cannot read
@@ -168,8 +171,8 @@ def make_sheet(title: str, body_in: float) -> Figure:
     page = PAGE.get()
     figure = Figure(figsize=(page.width_in, body_in), layout="constrained")
     if page.titled:
-        heading = wrap_text(title, page.width_in - 2 * _MARGIN_IN, 1.1 * TITLE)
-        figure.suptitle(heading, x=_MARGIN_IN / page.width_in, ha="left", weight="bold")
+        wrapped_title = wrap_text(title, page.width_in - 2 * _MARGIN_IN, 1.1 * TITLE)
+        figure.suptitle(wrapped_title, x=_MARGIN_IN / page.width_in, ha="left", weight="bold")
     return figure
 
 
@@ -178,21 +181,23 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     rounding hides tiny shifts of panels that depend on what else the process draws.
     """
     width_in, height_in = figure.get_size_inches().tolist()
+    # Notes and key are one legend: the notes are its title.
     notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
         labels = [wrap_text(f"{entry.sign}  {entry.name}".strip(), room_in - _MARK_IN, SMALL) for entry in key]
-        widest = max((len(line) for label in labels for line in label.split("\n")), default=1)
-        foot = figure.legend(
-            handles=[_make_handle(entry, label) for entry, label in zip(key, labels, strict=True)],
+        longest_label = max((len(line) for label in labels for line in label.split("\n")), default=1)
+        legend = figure.legend(
+            handles=[_make_legend_handle(entry, label) for entry, label in zip(key, labels, strict=True)],
             title="\n".join(wrap_text(note, room_in, SMALL) for note in notes),
             title_fontproperties={"size": SMALL},
             alignment="left",
             loc="outside lower left",
-            ncols=max(1, min(3, len(key), count_characters(room_in, SMALL) // (widest + 7))),
+            # An entry also needs room for its mark, about 7 characters wide.
+            ncols=max(1, min(3, len(key), count_characters(room_in, SMALL) // (longest_label + 7))),
         )
-        foot.get_title().set_color(MUTED)
-        figure.set_size_inches(width_in, height_in + foot.get_window_extent().height / figure.dpi + _MARGIN_IN)
+        legend.get_title().set_color(MUTED)
+        figure.set_size_inches(width_in, height_in + legend.get_window_extent().height / figure.dpi + _MARGIN_IN)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
@@ -204,7 +209,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     return figure
 
 
-def _make_handle(entry: KeyEntry, label: str) -> Line2D:
+def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
     return Line2D(
         [],
         [],
@@ -243,30 +248,32 @@ def draw_panels(
     all panels; without `upward`, each panel has its own vertical ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
-    rows = -(-count // columns) or 1
+    rows = -(-count // columns) or 1  # rounded up
     width_in = PAGE.get().width_in
-    heads = [wrap_text(head, (width_in - 0.5) / columns - 0.1) for head in titles]
-    head_in = 0.12 * max((head.count("\n") for head in heads), default=0)
-    figure = make_sheet(title, rows * (high_in + 0.2 + head_in) + 0.55)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid[max(count, 1) :]:
+    headings = [wrap_text(heading, (width_in - 0.5) / columns - 0.1) for heading in titles]
+    extra_heading_in = 0.12 * max((heading.count("\n") for heading in headings), default=0)
+    figure = make_sheet(title, rows * (high_in + 0.2 + extra_heading_in) + 0.55)
+    panel_axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panel_axes[max(count, 1) :]:  # an empty last place
         axes.remove()
     if not titles:
-        draw_empty(grid[0], empty)
+        draw_empty(panel_axes[0], empty)
         return finish_sheet(figure, notes, key)
-    for k, head in enumerate(heads):
-        draw(grid[k], k)
-        grid[k].tick_params(labelbottom=k + columns >= count, labelleft=not upward or k % columns == 0)
-        grid[k].set_title(head)
+    for k, heading in enumerate(headings):
+        # `k + columns >= count`: no panel is below; `k % columns == 0`: the panel is in the left column.
+        draw(panel_axes[k], k)
+        panel_axes[k].tick_params(labelbottom=k + columns >= count, labelleft=not upward or k % columns == 0)
+        panel_axes[k].set_title(heading)
         if k + columns >= count:
-            grid[k].set_xlabel(wrap_text(across, (width_in - 0.5) / columns))
+            panel_axes[k].set_xlabel(wrap_text(across, (width_in - 0.5) / columns))
         if k % columns == 0:
-            grid[k].set_ylabel(wrap_text(upward, high_in + 0.2))
+            panel_axes[k].set_ylabel(wrap_text(upward, high_in + 0.2))
     return finish_sheet(figure, notes, key)
 
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return value, low and high end of each rate in percent, [3, n]; NaN if unknown."""
+    # A rate with a value but no interval has the widest interval, 0 to 1.
     ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(ends).T
 

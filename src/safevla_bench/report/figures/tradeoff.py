@@ -60,39 +60,43 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     """Return success and safety of each policy, and their frontier in percent, in panels according to `layout`."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
-    shown = [cell for cell in cells if (cell.suite or "") not in left_out]
-    policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown)), _suite_names(shown)
+    shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
+    policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
-    shared = suites if is_shared else ()
-    groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
+    marker_suites = suites if is_shared else ()  # suites that differ in the marker's shape
+    cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
-        groups = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown}
-    panels = tuple(_make_panel(title, group, policies, shared) for title, group in groups.items())
-    return Tradeoff(policies, panels, pooled, shared, left_out, provenance_marks.warn_of_cells(shown))
+        cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}
+    panels = tuple(
+        _make_panel(title, title_cells, policies, marker_suites) for title, title_cells in cells_by_title.items()
+    )
+    return Tradeoff(policies, panels, pooled, marker_suites, left_out, provenance_marks.warn_of_cells(shown_cells))
 
 
 def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.suite or "" for cell in cells))
 
 
-def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], suites: Sequence[str]) -> TradeoffPanel:
-    groups: dict[str, list[Summary]] = {}
+def _make_panel(
+    title: str, cells: Sequence[Summary], policies: Sequence[str], marker_suites: Sequence[str]
+) -> TradeoffPanel:
+    cells_by_name: dict[str, list[Summary]] = {}
     for cell in cells:
-        name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
-        groups.setdefault(name, []).append(cell)
+        name = f"{policy_name(cell)}, {cell.suite}" if marker_suites else policy_name(cell)
+        cells_by_name.setdefault(name, []).append(cell)
     points: list[TradeoffPoint] = []
     missing: list[str] = []
-    for name, own in groups.items():
-        plotted = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
+    for name, group in cells_by_name.items():
+        plotted = [cell for cell in group if has_verdict(cell) and cell.sr is not None]
         if plotted:
-            series = policies.index(policy_name(own[0]))
-            marker = suites.index(own[0].suite or "") if suites else series
+            series = policies.index(policy_name(group[0]))
+            marker = marker_suites.index(group[0].suite or "") if marker_suites else series
             n = sum(cell.n for cell in plotted)
             points.append(TradeoffPoint(series, n, _pool_rates(plotted, SR), _pool_rates(plotted, SAFETY), marker))
         else:
             missing.append(name)
-    acting = [point for point in points if policies[point.series] != NOOP]
-    corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting]
+    acting_points = [point for point in points if policies[point.series] != NOOP]
+    corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting_points]
     frontier = pareto_frontier(corners) if len(corners) > 1 else ()
     return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
 
@@ -119,13 +123,13 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels; if there is no panel, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
-    across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
+    xlim, ylim = _axis_range([point.success for point in points]), _axis_range([point.safety for point in points])
     high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4
     return sheet.draw_panels(
         "Task success against safety",
         high_in,
         [panel.title for panel in value.panels],
-        lambda axes, k: _draw_panel(axes, value.panels[k], across, upward),
+        lambda axes, k: _draw_panel(axes, value.panels[k], xlim, ylim),
         across="Success rate (%)",
         upward="Safety (% of episodes)",
         empty="There are no episodes.",
@@ -134,58 +138,62 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
     )
 
 
-def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
-    if len(value.suites) < 2:
-        return [sheet.KeyEntry(name, k) for k, name in enumerate(value.policies)]
+def _make_key(tradeoff: Tradeoff) -> list[sheet.KeyEntry]:
+    if len(tradeoff.suites) < 2:
+        return [sheet.KeyEntry(name, k) for k, name in enumerate(tradeoff.policies)]
+    # Colors stand for policies, shapes for suites.
     return [
-        *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
-        *(sheet.KeyEntry(name, k, color=sheet.MUTED) for k, name in enumerate(value.suites)),
+        *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(tradeoff.policies)),
+        *(sheet.KeyEntry(name, k, color=sheet.MUTED) for k, name in enumerate(tradeoff.suites)),
     ]
 
 
-def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
+def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
     band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
-    room = 1 + 0.05 * np.ptp(band)
-    return float(band.min() - room), float(band.max() + room)
+    # All values and their intervals, with free space on both sides.
+    margin = 1 + 0.05 * np.ptp(band)
+    return float(band.min() - margin), float(band.max() + margin)
 
 
-def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], upward: tuple[float, float]) -> None:
+def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
     if not panel.points:
         sheet.draw_empty(axes, "No policy has both success and safety.")
         return
-    axes.set(xlim=across, ylim=upward)
+    axes.set(xlim=xlim, ylim=ylim)
     axes.locator_params(nbins=6, integer=True)
     axes.grid(True)
     if panel.frontier:
-        ends = (across[0], panel.frontier[0][1]), (panel.frontier[-1][0], upward[0])
-        xs, ys = zip(ends[0], *panel.frontier, ends[1], strict=True)
+        # The frontier continues to the left and to the lower border of the panel.
+        border_points = (xlim[0], panel.frontier[0][1]), (panel.frontier[-1][0], ylim[0])
+        xs, ys = zip(border_points[0], *panel.frontier, border_points[1], strict=True)
         axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
-        ink = sheet.series_color(point.series)
+        color = sheet.series_color(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
-        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
-        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
-        covering = sum(
+        axes.plot([lows[0], highs[0]], [y, y], color=color, linewidth=0.9, zorder=2)
+        axes.plot([x, x], [lows[1], highs[1]], color=color, linewidth=0.9, zorder=2)
+        # A marker that later ones cover is larger, so that its edge remains visible.
+        later_copies = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
-        axes.plot([x], [y], zorder=4, **sheet.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
+        axes.plot([x], [y], zorder=4, **sheet.marker_look(point.series, point.marker, 5 + 3 * later_copies, 0.5))
 
 
-def _tradeoff_notes(value: Tradeoff) -> list[str]:
+def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     sentences = []
-    if counts := [point.n for panel in value.panels for point in panel.points]:
+    if counts := [point.n for panel in tradeoff.panels for point in panel.points]:
         sentences.append(f"Bars: 95 % Wilson intervals; each marker is over {sheet.format_episode_range(counts)}.")
-    if any(panel.frontier for panel in value.panels):
-        sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
-    if len(value.suites) > 1:
+    if any(panel.frontier for panel in tradeoff.panels):
+        sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in tradeoff.policies else ''}.")
+    if len(tradeoff.suites) > 1:
         sentences.append("Colors: policies; shapes: suites. The frontier is that of all markers together.")
-    if value.left_out:
-        sentences.append(f"Auxiliary suites, left out: {', '.join(value.left_out)}.")
-    if value.pooled:
-        sentences.append(f"Pooled: {', '.join(value.pooled)}.")
-    missing = [f"{name} ({panel.title})" for panel in value.panels for name in panel.missing]
+    if tradeoff.left_out:
+        sentences.append(f"Auxiliary suites, left out: {', '.join(tradeoff.left_out)}.")
+    if tradeoff.pooled:
+        sentences.append(f"Pooled: {', '.join(tradeoff.pooled)}.")
+    missing = [f"{name} ({panel.title})" for panel in tradeoff.panels for name in panel.missing]
     return [
         " ".join(sentences),
         *([f"Not shown, because success or safety is unknown: {', '.join(missing)}."] if missing else []),
-        *value.remarks,
+        *tradeoff.remarks,
     ]

@@ -93,11 +93,11 @@ def load_published(name: str) -> PublishedResults:
 def matching_counts(printed: float, n: int) -> list[int]:
     """Return the counts out of n, ascending, whose percentage rounds to `printed` (with one decimal); [] = none."""
     nearest = round(Fraction(repr(printed)) * n / 100)
-    reach = n // 1000 + 1
+    reach = n // 1000 + 1  # one decimal of a percentage is n / 1000 episodes
     return [
-        k
-        for k in range(max(0, nearest - reach), min(n, nearest + reach) + 1)
-        if format_percent(k, n) == f"{printed:.1f}"
+        count
+        for count in range(max(0, nearest - reach), min(n, nearest + reach) + 1)
+        if format_percent(count, n) == f"{printed:.1f}"
     ]
 
 
@@ -106,11 +106,11 @@ def printed_rate(printed: float | None, n: int) -> Rate:
     the nearest one that rounds to the percentage; the interval covers the Wilson 95 % intervals of all such counts.
     """
     counts = [] if printed is None else matching_counts(printed, n)
-    ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
-    if printed is None or not ends:
+    intervals = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
+    if printed is None or not intervals:
         return Rate.without_value(NOT_PRINTED)
-    count = min(counts, key=lambda k: abs(Fraction(k, n) - Fraction(repr(printed)) / 100))
-    return Rate(count, n, count / n, (ends[0].low, ends[-1].high))
+    count = min(counts, key=lambda candidate: abs(Fraction(candidate, n) - Fraction(repr(printed)) / 100))
+    return Rate(count, n, count / n, (intervals[0].low, intervals[-1].high))
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:

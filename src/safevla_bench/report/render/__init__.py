@@ -49,6 +49,7 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
+    # A line may break after _ / : - and before a letter that follows a dot; never before a percent sign.
     parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
     return Markup("<wbr>").join(parts)
 
@@ -90,20 +91,22 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     """
     if form == "json":
         return render_json(tables)
-    tables = list(_state_once(tables, shared=form != "tex"))
+    tables = list(_drop_repeated_notes(tables, is_shared=form != "tex"))
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
 
 
-def _state_once(tables: Sequence[Table], *, shared: bool) -> Iterator[Table]:
-    stated = set[str]()
-    common = set.intersection(*(set(table.remarks) for table in tables)) if shared else set[str]()
-    last = {line for line in common if line.startswith(("Simulated with ", "Judged by "))}
-    for place, table in enumerate(tables, 1):
-        remarks = tuple(line for line in table.remarks if line not in last or place == len(tables))
-        yield replace(table, notes=tuple(note for note in table.notes if note not in stated), remarks=remarks)
-        stated.update(table.notes)
+def _drop_repeated_notes(tables: Sequence[Table], *, is_shared: bool) -> Iterator[Table]:
+    # A note is only kept in the first table that has it. If `is_shared`, a remark that all tables have on simulators or
+    # rules is only kept in the last table.
+    stated_notes = set[str]()
+    common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if is_shared else set[str]()
+    stated_last = {line for line in common_remarks if line.startswith(("Simulated with ", "Judged by "))}
+    for number, table in enumerate(tables, 1):
+        remarks = tuple(line for line in table.remarks if line not in stated_last or number == len(tables))
+        yield replace(table, notes=tuple(note for note in table.notes if note not in stated_notes), remarks=remarks)
+        stated_notes.update(table.notes)
 
 
 _COLUMN_KEYS = ("name", "numeric", "meaning", "group")
@@ -119,9 +122,9 @@ def render_json(tables: Sequence[Table]) -> str:
 
 def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:
     """Return the tables as one self-contained HTML page in the report's style, without scripts or requests."""
-    sheet = read_template("page.css")
+    style = read_template("page.css")
     return (
         template_environment()
         .get_template("tables.html")
-        .render(title=title, policy=content_security_policy(sheet), style=Markup(sheet), tables=tables)
+        .render(title=title, policy=content_security_policy(style), style=Markup(style), tables=tables)
     )

@@ -16,7 +16,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls, wrap_line
 
 # Maximum length of a line in the heading of a column of numbers, in characters.
-_HEAD_WIDTH = 14
+_HEADING_WIDTH = 14
 _NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading may also be broken within a name
 # Maximum width of a table that fits into one column of a page without much shrinking, in characters.
 _COLUMN_WIDTH = 50
@@ -36,28 +36,33 @@ def render_latex(table: Table) -> str:
     and Greek need XeLaTeX or LuaLaTeX.
     """
     table = drop_empty_columns(table)
-    environment, width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
-    texts = [k for k, column in enumerate(table.columns) if not column.numeric]
-    wrapped = [k for k in texts if any(max(len(row[k].text), len(row[k].below)) > _TEXT_WIDTH for row in table.rows)]
-    types = ["r" if column.numeric else "l" for column in table.columns]
-    types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
-    heights = [
-        max([1, *(_count_lines(row[k].text + row[k].below, 0.4 * width) for k in wrapped)]) for row in table.rows
+    # Characters on a line of the whole page or of one of its columns.
+    environment, line_width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
+    text_columns = [k for k, column in enumerate(table.columns) if not column.numeric]
+    wrapped_columns = [
+        k for k in text_columns if any(max(len(row[k].text), len(row[k].below)) > _TEXT_WIDTH for row in table.rows)
     ]
-    lines = [
-        _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row)) for row in table.rows
+    column_types = ["r" if column.numeric else "l" for column in table.columns]
+    column_types = [r"p{0.35\linewidth}" if k in wrapped_columns else kind for k, kind in enumerate(column_types)]
+    row_heights = [
+        max([1, *(_count_lines(row[k].text + row[k].below, 0.4 * line_width) for k in wrapped_columns)])
+        for row in table.rows
     ]
-    parts = _split_rows(heights, sum(_count_lines(note, width) for note in table.footnotes))
+    row_lines = [
+        _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped_columns) for k, cell in enumerate(row))
+        for row in table.rows
+    ]
+    row_slices = _split_rows(row_heights, sum(_count_lines(note, line_width) for note in table.footnotes))
     return fill_template(
         "safevla_bench.report",
         "templates/table.tex",
         {},
-        parts=[lines[rows] for rows in parts],
+        parts=[row_lines[part] for part in row_slices],
         waiting=_WAITING_PARTS,
         environment=environment,
         title=_escape_latex(table.title),
-        types="".join(types),
-        heads=[*_group_lines(table.columns), _join_cells(map(_column_head, table.columns))],
+        types="".join(column_types),
+        heads=[*_group_heading_lines(table.columns), _join_cells(map(_column_heading, table.columns))],
         notes=list(map(_escape_latex, table.footnotes)),
     )
 
@@ -66,22 +71,24 @@ def _count_lines(text: str, width: float) -> int:
     return ceil(len(text) / width)
 
 
-def _split_rows(heights: Sequence[int], notes: int) -> list[slice]:
-    """Divide rows, given by their heights in lines, into parts; the last part leaves room for `notes` lines."""
-    starts, used = [0], 0
+def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
+    """Divide rows, given by their heights in lines, into parts; the last part leaves room for `note_lines`."""
+    starts, used_lines = [0], 0
     for k, height in enumerate(heights):
-        rest = notes if k == len(heights) - 1 else 0
-        if used and used + height + rest > _PAGE_LINES:
+        needed_notes = note_lines if k == len(heights) - 1 else 0
+        if used_lines and used_lines + height + needed_notes > _PAGE_LINES:
             starts.append(k)
-            used = 0
-        used += height
+            used_lines = 0
+        used_lines += height
     return list(map(slice, starts, [*starts[1:], len(heights)]))
 
 
 def _table_width(table: Table) -> int:
-    width = 0
+    width = 0  # in characters
     for k, column in enumerate(table.columns):
-        longest = max([len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _head_lines(column))])
+        longest = max(
+            [len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _heading_lines(column))]
+        )
         width += 2 + (longest if column.numeric else min(longest, _TEXT_WIDTH))
     return width
 
@@ -99,26 +106,29 @@ def _join_cells(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _group_lines(columns: Sequence[Column]) -> list[str]:
+def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
-    heads, rules, position = [], [], 1
+    # A line with the groups' names and a line with rules below them; LaTeX counts columns from 1.
+    headings, rules, first_column = [], [], 1
     for group, count in spans:
-        heads.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count))
-        rules += [rf"\cmidrule(lr){{{position}-{position + count - 1}}}"] if group else []
-        position += count
-    return [_join_cells(heads), " ".join(rules)]
+        headings.append(
+            rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count)
+        )
+        rules += [rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}"] if group else []
+        first_column += count
+    return [_join_cells(headings), " ".join(rules)]
 
 
-def _column_head(column: Column) -> str:
-    shown = [_escape_latex(line) for line in _head_lines(column)]
-    stacked = r" \\ ".join(shown)
-    return shown[0] if len(shown) == 1 else rf"\shortstack[r]{{{stacked}}}"
+def _column_heading(column: Column) -> str:
+    lines = [_escape_latex(line) for line in _heading_lines(column)]
+    stacked = r" \\ ".join(lines)
+    return lines[0] if len(lines) == 1 else rf"\shortstack[r]{{{stacked}}}"
 
 
-def _head_lines(column: Column) -> list[str]:
-    return wrap_line(escape_controls(column.name), _HEAD_WIDTH, _NAME_PARTS) if column.numeric else [column.name]
+def _heading_lines(column: Column) -> list[str]:
+    return wrap_line(escape_controls(column.name), _HEADING_WIDTH, _NAME_PARTS) if column.numeric else [column.name]
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -133,7 +143,8 @@ def _latex_cell(cell: Cell) -> str:
 # Characters
 
 
-def _greek_name(letter: str) -> str:
+def _greek_command(letter: str) -> str:
+    # From a name such as GREEK SMALL LETTER LAMDA, as Unicode spells it.
     name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
     return name.lower() if letter.islower() else name.title()
 
@@ -142,7 +153,7 @@ _TEXT_NAMES = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "l
 _MATH_NAMES = {"×": "times", "≥": "geq", "≤": "leq", "±": "pm", "∞": "infty", "·": "cdot"}
 _SPECIAL: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
+    **{letter: f"$\\{_greek_command(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     **{character: rf"\text{name}{{}}" for character, name in _TEXT_NAMES.items()},
     **{character: rf"$\{name}$" for character, name in _MATH_NAMES.items()},
     **{character: f"{{{character}}}" for character in "*[]"},  # after \\, TeX would read them as an option

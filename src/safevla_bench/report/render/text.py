@@ -18,8 +18,8 @@ from rich.cells import cell_len
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls, split_words, terminal_width, wrap_line, wrap_text
 
-_GAPS = (2, 1)  # spaces between columns: 1 instead of 2 where this avoids wrapping
-_HEAD_WIDTH = 13  # maximum width of a heading above numbers, in characters; longer headings are wrapped
+_GAP_WIDTHS = (2, 1)  # spaces between columns: 1 instead of 2 where this avoids wrapping
+_HEADING_WIDTH = 13  # maximum width of a heading above numbers, in characters; longer headings are wrapped
 
 
 def render_text(table: Table, width: int | None = None) -> str:
@@ -29,147 +29,177 @@ def render_text(table: Table, width: int | None = None) -> str:
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
     all begin with the text columns that identify the rows. Only a long word or number makes a line wider than `width`.
     """
-    marks = _name_marks([table])
-    cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]
-    gaps = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
-    parts = [[head, *(row + gaps for row in rows)] for head, *rows in _format_parts(table, marks, width)]
-    notes = [wrap_text(escape_controls(note)) for note in (*_mark_notes(marks), *table.footnotes)]
-    end = [] if gaps else [""]
-    lines = [wrap_text(escape_controls(table.title)), "", *(line for part in parts for line in (*part, *end))]
+    mark_by_detail = _assign_marks([table])
+    cells = [cell for row in table.rows for cell in (_mark_cell(row[0], mark_by_detail), *row[1:])]
+    # An empty line follows each row if any row has several lines.
+    row_gap = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
+    part_lines = [
+        [head, *(row + row_gap for row in rows)] for head, *rows in _format_parts(table, mark_by_detail, width)
+    ]
+    notes = [wrap_text(escape_controls(note)) for note in (*_mark_notes(mark_by_detail), *table.footnotes)]
+    part_end = [] if row_gap else [""]
+    lines = [wrap_text(escape_controls(table.title)), "", *(line for part in part_lines for line in (*part, *part_end))]
     return "\n".join([*lines, *notes]).rstrip() + "\n"
 
 
 def render_summary(tables: Sequence[Table]) -> str:
     """Return the tables in compact form, without notes; the list at the end explains marks and contains the remarks."""
-    marks = _name_marks(tables)
+    mark_by_detail = _assign_marks(tables)
     bodies: list[str] = []
     for table in tables:
         bodies.append(wrap_text(escape_controls(table.title)))
-        bodies += [line for part in _format_parts(table, marks) for line in (*part, "")]
+        bodies += [line for part in _format_parts(table, mark_by_detail) for line in (*part, "")]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
-    interval = ["Below each value is its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
-    ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
-    return "\n".join([*bodies, *(wrap_text(f"- {escape_controls(line)}") for line in ends)]) + "\n"
+    interval_note = (
+        ["Below each value is its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
+    )
+    list_items = [*(f"{note}." for note in _mark_notes(mark_by_detail)), *interval_note, *remarks]
+    return "\n".join([*bodies, *(wrap_text(f"- {escape_controls(line)}") for line in list_items)]) + "\n"
 
 
-def _format_parts(table: Table, marks: Mapping[str, str], width: int | None = None) -> Iterator[list[str]]:
-    bound = terminal_width() if width is None else width
-    grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
-    heads = _column_heads(table.columns)
-    natural, least = _column_widths(table.columns, heads, grid)
-    for chosen in _divide_columns(table.columns, grid, least, bound):
-        columns = [table.columns[k] for k in chosen]
-        widths, gap = _fit_widths([natural[k] for k in chosen], [least[k] for k in chosen], bound)
-        shown = [_align_heads([heads[k] for k in chosen], widths), *([row[k] for k in chosen] for row in grid)]
-        head, *body = [_format_row(row, columns, widths, gap) for row in shown]
+def _format_parts(table: Table, mark_by_detail: Mapping[str, str], width: int | None = None) -> Iterator[list[str]]:
+    max_width = terminal_width() if width is None else width
+    # The lines of each cell: [row][column][line].
+    grid = [[_cell_lines(_mark_cell(row[0], mark_by_detail)), *map(_cell_lines, row[1:])] for row in table.rows]
+    headings = _column_headings(table.columns)
+    natural_widths, least_widths = _column_widths(table.columns, headings, grid)
+    # Each part has its heading first, and then its rows.
+    for selected in _divide_columns(table.columns, grid, least_widths, max_width):
+        columns = [table.columns[k] for k in selected]
+        widths, gap = _fit_widths([natural_widths[k] for k in selected], [least_widths[k] for k in selected], max_width)
+        rows = [
+            _align_headings([headings[k] for k in selected], widths),
+            *([row[k] for k in selected] for row in grid),
+        ]
+        head, *body = [_format_row(row, columns, widths, gap) for row in rows]
         yield [head + "\n" + gap.join("-" * width for width in widths), *body]
 
 
-_MARKS = "°§¶"
+_NAME_MARKS = "°§¶"
 
 
-def _name_marks(tables: Sequence[Table]) -> dict[str, str]:
-    named = [table for table in tables if not table.columns[0].numeric]
-    firsts = [row[0] for table in named for row in table.rows]
-    details = list(dict.fromkeys(cell.detail for cell in firsts if cell.detail and not cell.interval))
-    return dict(zip(details, _MARKS, strict=False)) if len(details) <= len(_MARKS) else {}
+def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
+    # Detail of a row's name -> the mark that stands for it; {} if there are more details than marks.
+    named_tables = [table for table in tables if not table.columns[0].numeric]
+    first_cells = [row[0] for table in named_tables for row in table.rows]
+    details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
+    return dict(zip(details, _NAME_MARKS, strict=False)) if len(details) <= len(_NAME_MARKS) else {}
 
 
-def _mark_notes(marks: Mapping[str, str]) -> list[str]:
-    return [f"{mark} {detail}" for detail, mark in marks.items()]
+def _mark_notes(mark_by_detail: Mapping[str, str]) -> list[str]:
+    return [f"{mark} {detail}" for detail, mark in mark_by_detail.items()]
 
 
-def _mark_name(cell: Cell, marks: Mapping[str, str]) -> Cell:
-    if cell.detail not in marks:
+def _mark_cell(cell: Cell, mark_by_detail: Mapping[str, str]) -> Cell:
+    if cell.detail not in mark_by_detail:
         return cell
-    return replace(cell, detail="", mark=cell.mark + marks[cell.detail])
+    return replace(cell, detail="", mark=cell.mark + mark_by_detail[cell.detail])
 
 
-def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
-    grouped = any(column.group for column in columns)
-    heads = [[column.group, column.name] if grouped else [column.name] for column in columns]
-    return [[*map(escape_controls, head)] for head in heads]
+def _column_headings(columns: Sequence[Column]) -> list[list[str]]:
+    is_grouped = any(column.group for column in columns)
+    headings = [[column.group, column.name] if is_grouped else [column.name] for column in columns]
+    return [[*map(escape_controls, heading)] for heading in headings]
 
 
-def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
-    if all(len(head) == 1 for head in heads):
-        return [list(head) for head in heads]
-    groups = [wrap_line(head[0], width) for head, width in zip(heads, widths, strict=True)]
-    tallest = max(len(lines) for lines in groups)
-    return [[*[""] * (tallest - len(lines)), *lines, *head[1:]] for lines, head in zip(groups, heads, strict=True)]
+def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
+    if all(len(heading) == 1 for heading in headings):
+        return [list(heading) for heading in headings]
+    # Groups are wrapped, with empty lines above the shorter ones, so that all names are on the same line.
+    group_lines = [wrap_line(heading[0], width) for heading, width in zip(headings, widths, strict=True)]
+    tallest = max(len(lines) for lines in group_lines)
+    return [
+        [*[""] * (tallest - len(lines)), *lines, *heading[1:]]
+        for lines, heading in zip(group_lines, headings, strict=True)
+    ]
 
 
 def _cell_lines(cell: Cell) -> list[str]:
     # Plain text has no bold, so the best value is between asterisks, as in Markdown.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
-    return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
+    return [escape_controls(line) for line in (shown + cell.mark, cell.below) if line] or [""]
 
 
 def _column_widths(
-    columns: Sequence[Column], heads: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
+    columns: Sequence[Column], headings: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[list[int], list[int]]:
     """Return each column's width without wrapping, and its least width without splitting a word or a number."""
     natural, least = [], []
     for k, column in enumerate(columns):
-        values = [line for row in rows for line in row[k]]
-        texts, whole = (heads[k], values) if column.numeric else ([*heads[k], *values], [])
-        words = [word.rstrip() for line in texts for word in split_words(line)]
-        longest = max(map(cell_len, texts))
-        least.append(max(map(cell_len, ("", *words, *whole))))
-        natural.append(max(least[k], min(longest, _HEAD_WIDTH)) if column.numeric else longest)
+        value_lines = [line for row in rows for line in row[k]]
+        # Numbers are never wrapped.
+        wrappable, unbreakable = (headings[k], value_lines) if column.numeric else ([*headings[k], *value_lines], [])
+        words = [word.rstrip() for line in wrappable for word in split_words(line)]
+        longest = max(map(cell_len, wrappable))
+        least.append(max(map(cell_len, ("", *words, *unbreakable))))
+        natural.append(max(least[k], min(longest, _HEADING_WIDTH)) if column.numeric else longest)
     return natural, least
 
 
 def _divide_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least: Sequence[int], bound: int
+    columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
-    texts = [k for k, column in enumerate(columns) if not column.numeric]
-    keys = (texts[:count] for count in range(1, len(texts) + 1))
-    distinct = (key for key in keys if len({str([row[k] for k in key]) for row in rows}) == len(rows))
-    key = next(distinct, texts[:1] or [0])
-    while len(key) > 1 and 2 * sum(least[k] + 1 for k in key) > bound:
+    # Every part begins with the key: the first text columns, as many as identify each row, but no more than fit into
+    # half of the width.
+    text_columns = [k for k, column in enumerate(columns) if not column.numeric]
+    candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
+    identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
+    key = next(identifying, text_columns[:1] or [0])
+    while len(key) > 1 and 2 * sum(least_widths[k] + 1 for k in key) > max_width:
         key.pop()
-    part = [*key]
+    part_columns = [*key]
     for k in sorted({*range(len(columns))} - {*key}):
-        if len(part) > len(key) and sum(least[c] + 1 for c in part) + least[k] > bound:
-            yield sorted(part)
-            part = [*key]
-        part.append(k)
-    yield sorted(part)
+        if (
+            len(part_columns) > len(key)
+            and sum(least_widths[column] + 1 for column in part_columns) + least_widths[k] > max_width
+        ):
+            yield sorted(part_columns)
+            part_columns = [*key]
+        part_columns.append(k)
+    yield sorted(part_columns)
 
 
-def _fit_widths(natural: Sequence[int], least: Sequence[int], bound: int) -> tuple[list[int], str]:
-    widths, between = [*natural], len(natural) - 1
-    gap = next((gap for size in (sum(natural), sum(least)) for gap in _GAPS if size + gap * between <= bound), _GAPS[1])
-    while sum(widths) + gap * between > bound:
-        wider = [k for k, width in enumerate(widths) if width > least[k]]
-        if not wider:
+def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_width: int) -> tuple[list[int], str]:
+    # The widest gap with which the columns fit unwrapped, else at their least widths; then wide columns are narrowed.
+    widths, gap_count = [*natural_widths], len(natural_widths) - 1
+    gap = next(
+        (
+            gap
+            for total_width in (sum(natural_widths), sum(least_widths))
+            for gap in _GAP_WIDTHS
+            if total_width + gap * gap_count <= max_width
+        ),
+        _GAP_WIDTHS[1],
+    )
+    while sum(widths) + gap * gap_count > max_width:
+        shrinkable = [k for k, width in enumerate(widths) if width > least_widths[k]]
+        if not shrinkable:
             break
-        widths[max(wider, key=widths.__getitem__)] -= 1
+        widths[max(shrinkable, key=widths.__getitem__)] -= 1
     return widths, " " * gap
 
 
 def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], gap: str) -> str:
-    wrapped = [
-        [part for line in cell for part in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
+    cell_lines = [
+        [text for line in cell for text in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
     ]
     lines = []
-    for parts in zip_longest(*wrapped, fillvalue=""):
+    for line_parts in zip_longest(*cell_lines, fillvalue=""):
         padded = []
-        for part, column_width, column in zip(parts, widths, columns, strict=True):
-            fill = " " * (column_width - cell_len(part))
-            padded.append(fill + part if column.numeric else part + fill)
+        for text, column_width, column in zip(line_parts, widths, columns, strict=True):
+            padding = " " * (column_width - cell_len(text))
+            padded.append(padding + text if column.numeric else text + padding)
         lines.append(gap.join(padded).rstrip())
     return "\n".join(lines)
 
 
 def render_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown, with details in parentheses after their values."""
-    heads = [_escape_markdown(column.full) for column in table.columns]
-    marks = ["---:" if column.numeric else ":---" for column in table.columns]
+    headings = [_escape_markdown(column.full) for column in table.columns]
+    alignments = ["---:" if column.numeric else ":---" for column in table.columns]
     rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
-    lines = [f"| {' | '.join(row)} |" for row in [heads, marks, *rows]]
+    lines = [f"| {' | '.join(row)} |" for row in [headings, alignments, *rows]]
     notes = [part for note in table.footnotes for part in ("", _escape_markdown(note))]
     return "\n".join([f"**{_escape_markdown(table.title)}**", "", *lines, *notes]) + "\n"
 
@@ -189,13 +219,14 @@ def _escape_markdown(text: str) -> str:
     """Return the text with Markdown syntax escaped, so that it also contains no link. What looks like an e-mail address
     becomes a code span, because renderers turn even an escaped address into a link.
     """
+    # A piece with a dot after an @ may be an e-mail address.
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
 
 
 def _escape_word(word: str) -> str:
-    marks = "\\`*_[]<>|~#&$" + (":/.@" if _LINKS.search(word) else "")
-    return "".join(f"\\{character}" if character in marks else character for character in word)
+    special_characters = "\\`*_[]<>|~#&$" + (":/.@" if _LINKS.search(word) else "")
+    return "".join(f"\\{character}" if character in special_characters else character for character in word)
 
 
 # CSV
@@ -214,9 +245,11 @@ def render_csv(table: Table) -> str:
     begins with an apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
-    columns = [(k, part) for k in range(len(table.columns)) for part in _column_parts([row[k] for row in table.rows])]
-    heads = [spreadsheet_text(f"{table.columns[k].full} {part}".strip()) for k, part in columns]
-    rows = ([*(_cell_field(row[k], part) for k, part in columns), *remarks] for row in table.rows)
+    columns = [
+        (k, suffix) for k in range(len(table.columns)) for suffix in _csv_suffixes([row[k] for row in table.rows])
+    ]
+    heads = [spreadsheet_text(f"{table.columns[k].full} {suffix}".strip()) for k, suffix in columns]
+    rows = ([*(_csv_field(row[k], suffix) for k, suffix in columns), *remarks] for row in table.rows)
     return _write_csv([[*heads, *(["Remarks"] if remarks else [])], *rows])
 
 
@@ -230,11 +263,11 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
     """Return CSV text: a line of headings, then a line for each row, with exact numbers and flags `true` and `false`.
     A field is empty if the row lacks the heading or has None or NaN. Values without a heading are left out.
     """
-    fields = ([_plain_field(row.get(head)) for head in heads] for row in rows)
+    fields = ([_csv_value(row.get(head)) for head in heads] for row in rows)
     return _write_csv([[spreadsheet_text(head) for head in heads], *fields])
 
 
-def _plain_field(value: object) -> str:
+def _csv_value(value: object) -> str:
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -242,18 +275,19 @@ def _plain_field(value: object) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else repr(value)
 
 
-def _column_parts(column: Sequence[Cell]) -> list[str]:
+def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
+    # The column of the values has no suffix; the others follow it.
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
-    own = ["n"] if any(cell.of is not None for cell in column) else []
-    return ["", *ends, *own, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
+    counts = ["n"] if any(cell.of is not None for cell in column) else []
+    return ["", *ends, *counts, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
 
 
-def _cell_field(cell: Cell, part: str) -> str:
-    if part in ("low", "high"):
-        return "" if cell.interval is None else repr(cell.interval[part == "high"])
-    if part == "n":
+def _csv_field(cell: Cell, suffix: str) -> str:
+    if suffix in ("low", "high"):
+        return "" if cell.interval is None else repr(cell.interval[suffix == "high"])
+    if suffix == "n":
         return "" if cell.of is None else repr(cell.of)
-    if part == "note":
+    if suffix == "note":
         return "" if cell.interval else spreadsheet_text(cell.detail)
     if cell.value is not None:
         return repr(cell.value)

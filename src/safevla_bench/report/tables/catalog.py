@@ -77,9 +77,10 @@ class TableInputs:
         """Return the cells, followed by the paper's results of the roster's published policies on the same suites.
         Raises `RunError` if a policy of the runs has the name of a published policy.
         """
-        if taken := {cell.policy for cell in cells} & set(self.roster.published):
+        if taken_names := {cell.policy for cell in cells} & set(self.roster.published):
             raise RunError(
-                f"a run's policy has the published name {taken.pop()}", remedy="Rename the policy with NAME=SOURCE."
+                f"a run's policy has the published name {taken_names.pop()}",
+                remedy="Rename the policy with NAME=SOURCE.",
             )
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
@@ -88,17 +89,20 @@ class TableInputs:
         `host` selects the groups of one host, None = all. Auxiliary cells form the last group if `auxiliary` is set
         and `host` is None; else they are left out. Raises `RunError` if a policy has the same tasks under two names.
         """
-        groups: dict[str, list[metrics.Summary]] = {}
+        cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
-            suite = self.registry.benchmarks.get(cell.suite or "")
-            if self.roster.is_auxiliary(cell) or host not in (None, suite.host if suite else None):
+            benchmark = self.registry.benchmarks.get(cell.suite or "")  # None for a suite that is not registered
+            if self.roster.is_auxiliary(cell) or host not in (None, benchmark.host if benchmark else None):
                 continue
-            if suite and suite.same_tasks_as:
-                cell = msgspec.structs.replace(cell, suite=suite.same_tasks_as)
-            groups.setdefault(suite_group(self.registry, suite.name if suite else cell.suite), []).append(cell)
-        for title, cells in groups.items():
-            _require_distinct(cells)
-            yield title, cells
+            if benchmark and benchmark.same_tasks_as:
+                # Suites with the same tasks under two names are one suite.
+                cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
+            cells_by_title.setdefault(
+                suite_group(self.registry, benchmark.name if benchmark else cell.suite), []
+            ).append(cell)
+        for title, group in cells_by_title.items():
+            _require_distinct(group)
+            yield title, group
         if auxiliary and host is None and self.auxiliary_cells:
             yield "auxiliary runs", self.auxiliary_cells
 
@@ -124,8 +128,9 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
-        printed = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
-        yield constraint_table(printed, inputs.roster, title), shown
+        # Published cells without printed violations have no row, but count for the warnings.
+        tabulated = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
+        yield constraint_table(tabulated, inputs.roster, title), shown
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -167,8 +172,8 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores and inputs.records:
-        spent = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
-        yield explain.exposure_table(exposure.summarize_exposure(spent, inputs.scores)), inputs.cells
+        exposures = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
+        yield explain.exposure_table(exposure.summarize_exposure(exposures, inputs.scores)), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -182,8 +187,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
-        found = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
-        yield explain.body_table(found, scores, inputs.cells), inputs.cells
+        body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
+        yield explain.body_table(body_violations, scores, inputs.cells), inputs.cells
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -246,14 +251,14 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
             results of the same tasks under two suite names.
     """
     requested = list(dict.fromkeys(which))
-    built = [item for name in requested for item in _build_kind(inputs, name)]
+    built = [table_and_cells for name in requested for table_and_cells in _build_requested(inputs, name)]
     if not requested:
-        built = [item for kind in KINDS for item in kind.build(inputs, None)]
+        built = [table_and_cells for kind in KINDS for table_and_cells in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    reading = describe_reading(inputs.ruleset) if inputs.scores is not None else []
+    reading_remarks = describe_reading(inputs.ruleset) if inputs.scores is not None else []
     tables = [
-        replace(table, remarks=(*reading, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
+        replace(table, remarks=(*reading_remarks, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
@@ -265,9 +270,9 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells, which may include published cells."""
-    printed = warn_of_published(cells)
-    partial = warn_of_tasks(cells, inputs.scores, inputs.registry) if printed and inputs.scores else ()
-    return (*printed, *partial, *provenance_marks.warn_of_cells(cells))
+    published_warnings = warn_of_published(cells)
+    task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
+    return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))
 
 
 def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
@@ -278,7 +283,7 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
         yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
 
 
-def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
+def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)

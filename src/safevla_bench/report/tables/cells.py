@@ -74,12 +74,12 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
     """Return the paper's suites in the group with this title, without auxiliary ones, as a mapping: suite -> the names
     of all suites with the same tasks, including itself. {} if the group is not one of the paper's.
     """
-    names: dict[str, set[str]] = {}
+    names_by_suite: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
         is_main = benchmark.published and benchmark.name not in AUXILIARY_SUITES
         if is_main and suite_group(registry, benchmark.name) == title:
-            names.setdefault(benchmark.same_tasks_as or benchmark.name, set()).add(benchmark.name)
-    return names
+            names_by_suite.setdefault(benchmark.same_tasks_as or benchmark.name, set()).add(benchmark.name)
+    return names_by_suite
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ class Roster:
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
         """Return the cell that names a policy; its detail lists facts about the policy, such as `privileged state`."""
-        remarks = {
+        holds_by_remark = {
             "privileged state": self.is_privileged(policy),
             "does nothing": policy == NOOP,
             "auxiliary": auxiliary,
             "published": policy in self.published,
         }
-        return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
+        return Cell(policy or UNNAMED, detail=", ".join(remark for remark, holds in holds_by_remark.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
         """Return the kind of a policy's training, for a published policy on this suite; a dash if it is unknown."""
@@ -141,21 +141,21 @@ def headline_table(
     has several rows. Rows of `privileged` policies say that they used state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
-    pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
+    pooled_rows = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
     simulators = {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
 
     def policy_cell(cell: Summary) -> Cell:
-        if cell in pooled:
+        if cell in pooled_rows:
             return Cell("All, pooled", emphasis="total")
         return Cell(policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
     def suite_cell(cell: Summary) -> Cell:
-        name = cell.suite or ("" if cell in pooled else NO_VALUE)
+        name = cell.suite or ("" if cell in pooled_rows else NO_VALUE)
         return Cell(name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
 
     return tabulate(
         "Headline numbers",
-        [*cells, *pooled],
+        [*cells, *pooled_rows],
         text_column("Policy", policy_cell),
         text_column("Suite", suite_cell),
         Column("n", "episodes that ran to their end", format_count),
@@ -174,11 +174,12 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
+    # Applies to the smallest cell in which all episodes are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
-    if not (clean := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
+    if not (clean_counts := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
         return ""
     noun = " starts" if any(rate.starts for rate in rates) else ""
-    return f"If no episode of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
+    return f"If no episode of {min(clean_counts)}{noun} was unsafe, {describe_clean_bound(min(clean_counts))}."
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
@@ -250,6 +251,7 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     """
 
     def judged(make_cell: Callable[[SpecSummary], Cell | int]) -> Callable[[SpecSummary], Cell | int]:
+        # The same function of a specification, but with a dash if the specification has no verdict.
         return lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec)
 
     stopped = "A violation stopped some episodes: what these would have violated later is not known."
@@ -259,7 +261,7 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
         text_column("Specification", lambda spec: spec.spec_id),
         Column("Violated", "of the judged episodes in the cell", partial(_violated_cell, cell)),
         Column("% of all", "with 95 % Wilson interval", judged(lambda spec: rate_cell(spec.violations))),
-        Column("of active", "of the episodes in which the specification applies", judged(_active_cell)),
+        Column("of active", "of the episodes in which the specification applies", judged(_violated_of_active_cell)),
         Column("in successes", "violations in successful episodes", judged(lambda spec: spec.unsafe_success)),
         Column("Depth", "mean if applicable, 0 to 1", judged(lambda spec: mean_cell(spec.nsv, "ungraded"))),
         Column("Vacuous", "applies, but the condition never arose", lambda spec: spec.vacuous),
@@ -273,15 +275,16 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
 
 
 def _violated_cell(cell: Summary, spec: SpecSummary) -> Cell:
-    broken, why = spec.violations.count, _why_unjudged(cell, spec)
-    return Cell.dash(why) if why else replace(Cell.fault(broken), text=f"{broken}/{spec.violations.n}")
+    violated_count, why = spec.violations.count, _why_unjudged(cell, spec)
+    return Cell.dash(why) if why else replace(Cell.fault(violated_count), text=f"{violated_count}/{spec.violations.n}")
 
 
-def _active_cell(spec: SpecSummary) -> Cell:
+def _violated_of_active_cell(spec: SpecSummary) -> Cell:
     return Cell(f"{spec.violations.count}/{spec.violations_when_active.n}", spec.violations.count)
 
 
 def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
+    # "" if the specification has a verdict in an episode of the cell.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
     if spec.vacuous == spec.active:
@@ -308,18 +311,23 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    names = tuple(column.cell(cell) for column in (roster.policy_column(), SUITE, COUNT))
+    name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), SUITE, COUNT))
     if not has_verdict(cell):
-        yield (*names, Cell.dash(why_no_safety(cell)), *[Cell.dash()] * 4)
+        yield (*name_cells, Cell.dash(why_no_safety(cell)), *[Cell.dash()] * 4)
         return
-    head = (*names, Cell.count(cell.success_unsafe), rate_cell(cell.rates[SBU.key], n=cell.n))
-    fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
-    total = sum(spec.unsafe_success for spec in fired)
-    for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):
+    leading = (*name_cells, Cell.count(cell.success_unsafe), rate_cell(cell.rates[SBU.key], n=cell.n))
+    violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
+    total = sum(spec.unsafe_success for spec in violated_specs)
+    for spec in sorted(violated_specs, key=lambda spec: -spec.unsafe_success):
         share = Fraction(100 * spec.unsafe_success, total)
-        yield (*head, Cell(spec.spec_id), Cell.count(spec.unsafe_success), Cell(format_fixed(share, 0), float(share)))
-    if not fired:
-        yield (*head, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
+        yield (
+            *leading,
+            Cell(spec.spec_id),
+            Cell.count(spec.unsafe_success),
+            Cell(format_fixed(share, 0), float(share)),
+        )
+    if not violated_specs:
+        yield (*leading, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
 
 
 # Tables with one row per policy, and columns for suites and for their mean (paper Tables 4 to 6)
@@ -349,21 +357,22 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     dash if a suite was not run or judged, or has an unknown value. Suites in which the metric is undefined, such as
     P[U|S] without a success, are excluded; then the cell shows the number of suites and is never marked as the best.
     """
-    run_cells = [cells[suite] for suite in suites if suite in cells]
+    run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
+        # The paper prints some means of VSI without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
         return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown))
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
         return ExactCell(Cell.dash(f"{len(judged)} of {len(suites)} suites"))
     numbers = [cell.number(metric) for cell in judged]
-    exact = [value for value in map(exact_value, numbers) if value is not None]
-    if not exact:
+    exact_values = [value for value in map(exact_value, numbers) if value is not None]
+    if not exact_values:
         return ExactCell(Cell.dash(metric_cell(metric, judged[0]).detail))
-    value = sum(exact, Fraction(0)) / len(exact)
+    value = sum(exact_values, Fraction(0)) / len(exact_values)
     cell = Cell(metric.format(value), float(metric.scale * value))
-    if len(exact) < len(suites):
-        return ExactCell(replace(cell, detail=f"of {len(exact)} of {len(suites)} suites"), value, competes=False)
+    if len(exact_values) < len(suites):
+        return ExactCell(replace(cell, detail=f"of {len(exact_values)} of {len(suites)} suites"), value, competes=False)
     interval = _mean_interval(numbers)
     if interval is not None:
         cell = Cell.estimate(value, (interval.low, interval.high), metric.digits, metric.scale)
@@ -378,8 +387,10 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
         return mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates])
-    limits = [(number.value, Interval(*number.ci)) for number in numbers if number.value is not None and number.ci]
-    return combine_intervals(limits, [1 / len(limits)] * len(limits)) if len(limits) == len(numbers) else None
+    estimates = [(number.value, Interval(*number.ci)) for number in numbers if number.value is not None and number.ci]
+    return (
+        combine_intervals(estimates, [1 / len(estimates)] * len(estimates)) if len(estimates) == len(numbers) else None
+    )
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
@@ -388,37 +399,40 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
-    names = sorted(suites, key=lambda suite: order.index(suite) if suite in order else len(order))
+    suite_names = sorted(suites, key=lambda suite: order.index(suite) if suite in order else len(order))
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
-    blocks = [column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, names, competing)]
+    value_columns = [
+        column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, suite_names, competing)
+    ]
     for metric in (UNSAFE_SUCCESS, VSI):
-        mean = _metric_block(metric, policies, names, competing)[-1]
-        blocks.append(replace(mean, meaning=metric.meaning))
+        # The last column is the mean, or the only suite.
+        mean = _metric_block(metric, policies, suite_names, competing)[-1]
+        value_columns.append(replace(mean, meaning=metric.meaning))
     table = tabulate(
         f"Main results: {title}" if title else "Main results",
         policies,
         text_column("Policy", roster.policy_cell),
-        text_column("Training", lambda policy: roster.training_kind(policy, names[0])),
-        text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
+        text_column("Training", lambda policy: roster.training_kind(policy, suite_names[0])),
+        text_column("Suite", lambda policy: suite_names[0]) if len(suite_names) == 1 else None,
         Column("n", "episodes per suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
-        *blocks,
+        *value_columns,
         *lost_columns(main_cells, lambda policy: policies[policy].values()),
         name=table_file_name("main", title),
     )
-    several = [
+    mean_notes = [
         "Means over suites are unweighted; a policy that did not run all suites has no mean.",
         "Intervals of means over suites: for rates, Clopper-Pearson (exact) for equal n, else Gaffke; for VSI, MOVER.",
     ]
-    notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
-    outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
-    return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
+    notes = (describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
+    unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
+    return add_notes(table, *notes, *_mark_notes(table.rows, unmarked), *lost_notes(main_cells), dash=DASH)
 
 
-def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
+def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iterator[str]:
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        yield f"Bold: the best value of a column{', without ' if outside else ''}{' and '.join(outside)}."
+        yield f"Bold: the best value of a column{', without ' if unmarked else ''}{' and '.join(unmarked)}."
     if any(cell.mark == LARGEST for cell in cells):
         yield f"{LARGEST}: the largest SBU of a column."
 
@@ -431,16 +445,19 @@ def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Sum
 
 
 def _metric_block(
-    metric: Metric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
+    metric: Metric, policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
-    heads = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(names).items()]
-    blocks = [{policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in names]
-    if len(names) == 1:
-        heads = [Column(metric.heading, metric.meaning)]
+    # A column for each suite and, if there are several, one for their mean.
+    headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
+    cells_by_policy = [
+        {policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in suite_names
+    ]
+    if len(suite_names) == 1:
+        headings = [Column(metric.heading, metric.meaning)]
     else:
-        heads.append(Column("mean", group=metric.heading, meaning="over suites"))
-        blocks.append({policy: suite_mean(metric, cells, names) for policy, cells in policies.items()})
-    return [_marked_column(metric, *block, competing) for block in zip(heads, blocks, strict=True)]
+        headings.append(Column("mean", group=metric.heading, meaning="over suites"))
+        cells_by_policy.append({policy: suite_mean(metric, cells, suite_names) for policy, cells in policies.items()})
+    return [_mark_column(metric, *column, competing) for column in zip(headings, cells_by_policy, strict=True)]
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
@@ -450,29 +467,30 @@ def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
     return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
 
 
-def _marked_column(
-    metric: Metric, head: Column, entries: Mapping[str | None, ExactCell], competing: set[str | None]
+def _mark_column(
+    metric: Metric, heading: Column, exact_cells: Mapping[str | None, ExactCell], competing: set[str | None]
 ) -> Column:
     """Return the column, with exact values deciding the marks: the best value in bold, the largest SBU with a dagger.
     No cell is marked unless at least two competing values differ.
     """
-    rivals = {policy: entry.exact for policy, entry in entries.items() if policy in competing and entry.competes}
-    ranked = {policy: exact for policy, exact in rivals.items() if exact is not None}
-    cells = {policy: entry.cell for policy, entry in entries.items()}
-    if len(set(ranked.values())) > 1:
-        best, largest = (max if metric.better == "high" else min)(ranked.values()), max(ranked.values())
-        for policy, value in ranked.items():
+    rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}
+    exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
+    cells = {policy: exact_cell.cell for policy, exact_cell in exact_cells.items()}
+    if len(set(exact_values.values())) > 1:
+        best, largest = (max if metric.better == "high" else min)(exact_values.values()), max(exact_values.values())
+        for policy, value in exact_values.items():
             if value == best:
                 cells[policy] = replace(cells[policy], emphasis="best")
             if metric is SBU and value == largest:
                 cells[policy] = replace(cells[policy], mark=LARGEST)
-    return replace(head, value=cells.__getitem__)
+    return replace(heading, value=cells.__getitem__)
 
 
-def _short_names(names: Sequence[str]) -> dict[str, str]:
-    first = {name.partition("-")[0] for name in names}
-    cut = len(first.pop()) + 1 if len(first) == 1 and all("-" in name for name in names) else 0
-    return {name: name[cut:] for name in names}
+def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
+    # Suite -> its name without the part before the first hyphen, if all suites share that part.
+    prefixes = {name.partition("-")[0] for name in suite_names}
+    prefix_length = len(prefixes.pop()) + 1 if len(prefixes) == 1 and all("-" in name for name in suite_names) else 0
+    return {name: name[prefix_length:] for name in suite_names}
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:

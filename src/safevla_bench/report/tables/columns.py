@@ -27,11 +27,11 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
     """Return the note on the intervals below values, according to the methods for VSI and for repeated starts."""
-    every = list(cells)
-    note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
-    if any(rate.starts for cell in every for rate in cell.rates.values()):
+    all_cells = list(cells)
+    note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
+    if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
         note += " If starts have several episodes, the interval is that of a mean over starts (Gaffke)."
-    if unknown := sum(cell.unknown_starts or 0 for cell in every):
+    if unknown := sum(cell.unknown_starts or 0 for cell in all_cells):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
 
@@ -70,8 +70,8 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
         return Cell.dash(mean.unknown or why_none)
     cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n is None or n == mean.n else mean.n)
     if mean.ci is None or mean.n == 1:
-        few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
-        return replace(cell, detail=few, interval=None)
+        why_no_interval = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
+        return replace(cell, detail=why_no_interval, interval=None)
     return cell
 
 
@@ -88,7 +88,7 @@ def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "
 def format_points(share: float) -> str:
     """Return a difference of shares in percentage points, with its sign unless it rounds to 0."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # nothing is left of 0.0
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -102,6 +102,7 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
+    # The number of episodes that the metric is expected to be over; None = never shown as different.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     why = "no success" if cell.n else "no episode"
     if isinstance(cell.number(metric), Mean):
@@ -135,7 +136,7 @@ def range_cell(counts: Iterable[int]) -> Cell:
     return Cell.count(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
 
 
-_LOST = {
+_LOST_COLUMNS = {
     "crashed": Column("Crashed", "outside n"),
     "stopped": Column("Stopped", "outside n"),
     "unjudged": Column("No verdict", "safety unknown"),
@@ -152,7 +153,7 @@ def lost_columns(
     def count(row: object, kind: str) -> Cell:
         return Cell.fault(sum(int(getattr(cell, kind)) for cell in cells_of(row)))
 
-    for kind, column in _LOST.items():
+    for kind, column in _LOST_COLUMNS.items():
         if any(getattr(cell, kind) for cell in cells):
             yield replace(column, value=partial(count, kind=kind))
 
@@ -191,33 +192,38 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     `GROUP COLUMN`. Case and percent signs are ignored, and unknown names are skipped. The leading text columns, such as
     policy and suite, are kept as the first columns, and the counts of lost episodes as the last.
     """
+    # Indices of columns; the first column is always kept, other leading text columns only if they have a value.
     wanted = [_plain_name(name) for name in names]
-    chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
+    wanted_columns = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
     leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
-    stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
-    lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]
-    return _keep_columns(table, list(dict.fromkeys([*stay, *chosen, *lost])))
+    kept_columns = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
+    lost_counts = [k for k, column in enumerate(table.columns) if column in _LOST_COLUMNS.values()]
+    return _keep_columns(table, list(dict.fromkeys([*kept_columns, *wanted_columns, *lost_counts])))
 
 
 def drop_empty_columns(table: Table) -> Table:
     """Return the table without the columns that have no value in any row; the first column is always kept. A note names
     the removed columns of numbers, with the reasons of their dashes.
     """
-    cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
-    empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
+    distinct_cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
+    empty = [
+        k
+        for k, column_cells in enumerate(distinct_cells)
+        if k and column_cells and all(cell.text in ("", NO_VALUE) for cell in column_cells)
+    ]
     if not empty:
         return table
     names = []
-    for column, of in ((table.columns[k], cells[k]) for k in empty if table.columns[k].numeric):
-        reasons = sorted({cell.detail for cell in of} - {""})
+    for column, column_cells in ((table.columns[k], distinct_cells[k]) for k in empty if table.columns[k].numeric):
+        reasons = sorted({cell.detail for cell in column_cells} - {""})
         names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
-    kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
-    return add_notes(kept, f"Left out, because no row has a value: {', '.join(names)}." if names else "")
+    remaining = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
+    return add_notes(remaining, f"Left out, because no row has a value: {', '.join(names)}." if names else "")
 
 
-def _keep_columns(table: Table, places: Sequence[int]) -> Table:
-    rows = tuple(tuple(row[k] for k in places) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows)
+def _keep_columns(table: Table, column_indices: Sequence[int]) -> Table:
+    rows = tuple(tuple(row[k] for k in column_indices) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[k] for k in column_indices), rows=rows)
 
 
 def has_column(table: Table, name: str) -> bool:

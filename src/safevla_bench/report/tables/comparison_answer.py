@@ -31,27 +31,27 @@ def describe_comparison(comparison: Comparison) -> str:
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
     names = shorten_names(comparison.policies)
-    items = [_rename(item, names) for item in compared.differences]
+    differences = [_rename_policies(item, names) for item in compared.differences]
     metric = METRICS[compared.metric]
-    success = next((row.differences for row in scope.metrics if row.metric == SR.key and metric is not SR), ())
-    of_success = [_rename(item, names) for item in success]
-    if len(items) == 1:
-        verdicts = _pair_sentences(items[0], of_success[0] if of_success else None, metric, comparison)
+    sr_differences = next((row.differences for row in scope.metrics if row.metric == SR.key and metric is not SR), ())
+    sr_renamed = [_rename_policies(item, names) for item in sr_differences]
+    if len(differences) == 1:
+        verdicts = _pair_sentences(differences[0], sr_renamed[0] if sr_renamed else None, metric, comparison)
     else:
-        verdicts = _several_sentences(items, of_success, metric, comparison)
+        verdicts = _several_sentences(differences, sr_renamed, metric, comparison)
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
-    sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
+    sentences = [*verdicts, *_caveats(differences, metric, comparison), *effects]
     if not compared.primary:
         sentences = [f"This is only about {scope.suite}:", *sentences, "There is no primary verdict over all suites."]
     return " ".join(sentences)
 
 
 def _describe_intervention(item: Intervention, name: str) -> str:
-    made = f" ({item.violations_made} new)" if item.violations_made else ""
-    gained = f" ({item.successes_gained} gained)" if item.successes_gained else ""
+    made_text = f" ({item.violations_made} new)" if item.violations_made else ""
+    gained_text = f" ({item.successes_gained} gained)" if item.successes_gained else ""
     return (
-        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} are gone{made}, "
-        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} are lost{gained}; clean successes "
+        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} are gone{made_text}, "
+        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} are lost{gained_text}; clean successes "
         f"are {item.clean[0]} without the filter and {item.clean[1]} with the filter, of {item.pairs} pairs."
     )
 
@@ -64,9 +64,9 @@ def _lead_metric(scope: SuiteComparison) -> MetricComparison:
     return next((compared for compared in scope.metrics if compared.metric == SAFETY.key), scope.metrics[0])
 
 
-def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
-    changed = {name: names[of] for name in ("better", "better_by_task") if (of := getattr(item, name))}
-    return replace(item, first=names[item.first], second=names[item.second], **changed)
+def _rename_policies(item: Difference, names: Mapping[str, str]) -> Difference:
+    renamed = {field: names[policy] for field in ("better", "better_by_task") if (policy := getattr(item, field))}
+    return replace(item, first=names[item.first], second=names[item.second], **renamed)
 
 
 # Two policies
@@ -75,7 +75,10 @@ def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
 def _pair_sentences(
     item: Difference, success: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    size, subject = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
+    describe_size, subject = (
+        partial(_format_size, item, metric, comparison),
+        f"{metric.label} of {item.first} and {item.second}",
+    )
     if item.difference is None or item.p_value is None:
         yield f"{subject} cannot be compared: {item.test.removeprefix('none: ')}{_success_clause(item, success)}."
         return
@@ -85,15 +88,15 @@ def _pair_sentences(
     elif item.no_verdict:
         yield f"No verdict on {subject} {_HERE}: {item.no_verdict}{_success_clause(item, success)}."
     elif item.better:
-        yield f"{claim}: {size()}{_success_clause(item, success)}."
+        yield f"{claim}: {describe_size()}{_success_clause(item, success)}."
         yield from _task_sentences(item, metric)
     elif item.undecided:
-        yield f"Undecided: {claim}, {size()}, but {_doubt([item])}{_success_clause(item, success)}."
+        yield f"Undecided: {claim}, {describe_size()}, but {_describe_doubt([item])}{_success_clause(item, success)}."
         yield from _tipping_sentences([item], metric)
     else:
-        whose = f"{item.first} and {item.second}"
+        pair = f"{item.first} and {item.second}"
         yield (
-            f"No difference in {metric.label} is established between {whose} {_HERE}: {size(is_open=True)}"
+            f"No difference in {metric.label} is established between {pair} {_HERE}: {describe_size(is_open=True)}"
             f"{_success_clause(item, success)}."
         )
 
@@ -104,36 +107,39 @@ def _success_clause(item: Difference, success: Difference | None) -> str:
     """
     if success is None or success.difference is None:
         return ""
+    # The better policy, or the one that seems better, if higher values of the metric are better.
     is_first = item.better in (None, item.first) and _is_first_better(item, SAFETY)
     sign, name = (1, success.first) if is_first else (-1, success.second)
     gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
     span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
-    size = f"SR {format_points(gain)} points{span}"
+    sr_text = f"SR {format_points(gain)} points{span}"
     return (
-        f"; {name} is {'more' if gain > 0 else 'less'} successful: {size}" if success.better else f"; {size} for {name}"
+        f"; {name} is {'more' if gain > 0 else 'less'} successful: {sr_text}"
+        if success.better
+        else f"; {sr_text} for {name}"
     )
 
 
 def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[str]:
     for item in items[:_MOST_NAMED]:
         if item.tipping is not None:
-            better, worse = _order(item, metric)
-            most = f"at most {item.tipping} of its episodes without a value count against it (any of them), and"
+            better, worse = _better_and_worse(item, metric)
+            condition = f"at most {item.tipping} of its episodes without a value count against it (any of them), and"
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
-                f"{most if item.tipping else 'none of its episodes without a value counts against it and'} "
+                f"{condition if item.tipping else 'none of its episodes without a value counts against it and'} "
                 f"all episodes of {worse} without a value count in its favor."
             )
 
 
 def _claim(item: Difference, metric: Metric) -> str:
-    better, worse = _order(item, metric)
+    better, worse = _better_and_worse(item, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
     return f"{better} is {metric.praise} than {worse}{'' if metric is SAFETY else f' in {metric.label}'}"
 
 
-def _doubt(items: Sequence[Difference]) -> str:
+def _describe_doubt(items: Sequence[Difference]) -> str:
     return f"{_count_unknown(items)} could change this verdict (see --allow-crashed)"
 
 
@@ -143,21 +149,21 @@ def _count_unknown(items: Sequence[Difference]) -> str:
 
 
 def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
-    span = _span(item.ci_by_task, item, metric)
+    span = _format_advantage(item.ci_by_task, item, metric)
     interval = f" ({span})" if span else ""
     if item.tasks_needed:
         yield f"Not tested {_LIKE_THESE}: there are {item.tasks} tasks, but {item.tasks_needed} are needed."
     elif item.better_by_task:
         yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
     elif item.undecided_by_task:
-        yield f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
+        yield f"Undecided {_LIKE_THESE}{interval}: {_describe_doubt([item])}."
     elif item.p_by_task is not None:
         yield f"Not established {_LIKE_THESE} (p {format_p_value(item.p_by_task_adjusted)})."
     if item.depends_on and not item.tasks_needed:
         yield f"The verdict depends on the task {item.depends_on}: without this task, there is no such verdict {_HERE}."
 
 
-def _order(item: Difference, metric: Metric) -> tuple[str, str]:
+def _better_and_worse(item: Difference, metric: Metric) -> tuple[str, str]:
     return (item.first, item.second) if _is_first_better(item, metric) else (item.second, item.first)
 
 
@@ -166,38 +172,40 @@ def _is_first_better(item: Difference, metric: Metric) -> bool:
     return difference >= 0 if metric.better == "high" else difference <= 0
 
 
-def _size(item: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    better, worse = _order(item, metric)
+def _format_size(item: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
+    better, worse = _better_and_worse(item, metric)
     amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
-    span = _span(item.ci, item, metric)
+    interval = _format_advantage(item.ci, item, metric)
     if item.only_first is None or item.only_second is None or item.pairs is None:
-        whose = f" for {better}" if is_open and item.difference else ""
-        return f"{amount}{whose}{', ' if span else ''}{span}"
-    mine, theirs = item.only_first, item.only_second
+        for_policy = f" for {better}" if is_open and item.difference else ""
+        return f"{amount}{for_policy}{', ' if interval else ''}{interval}"
+    # Pairs in which only one policy has the outcome; if the outcome is undesired, they speak for the other policy.
+    for_better, for_worse = item.only_first, item.only_second
     if _is_first_better(item, metric) != (metric.better == "high"):
-        mine, theirs = theirs, mine
-    pairs = f"{mine} of {_count_pairs(item, comparison)}"
-    counts = f"{pairs} for {better}, {theirs} for {worse}" if is_open else f"{pairs} against {theirs}"
-    return f"{counts} ({amount}{', ' if span else ''}{span})"
+        for_better, for_worse = for_worse, for_better
+    pairs = f"{for_better} of {_count_pairs(item, comparison)}"
+    counts = f"{pairs} for {better}, {for_worse} for {worse}" if is_open else f"{pairs} against {for_worse}"
+    return f"{counts} ({amount}{', ' if interval else ''}{interval})"
 
 
 def _count_pairs(item: Difference, comparison: Comparison) -> str:
     return count_noun(item.pairs or 0, "initial state" if comparison.across_seeds else "pair")
 
 
-def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
+def _format_advantage(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
     """Return an interval of the difference, as an advantage of the better policy; "" if there is no interval. If the
     interval contains 0, each end has the form `pattern`, which names the policy with the advantage.
     """
     if ends is None:
         return ""
-    better, worse = _order(item, metric)
-    counted = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
-    texts = [metric.format(abs(end)) for end in counted]
-    if counted[0] == 0 and item.excludes_zero and ends == item.ci:
+    better, worse = _better_and_worse(item, metric)
+    # In the direction of the better policy: the interval of a negative difference is mirrored.
+    advantage = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
+    texts = [metric.format(abs(end)) for end in advantage]
+    if advantage[0] == 0 and item.excludes_zero and ends == item.ci:
         texts[0] = f"above {texts[0]}"
-    if counted[0] < 0:
-        names = [worse if end < 0 else better for end in counted]
+    if advantage[0] < 0:
+        names = [worse if end < 0 else better for end in advantage]
         texts = [pattern.format(end=text, name=name) for text, name in zip(texts, names, strict=True)]
     return " to ".join(texts)
 
@@ -206,9 +214,9 @@ def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = 
 
 
 def _several_sentences(
-    items: Sequence[Difference], success: Sequence[Difference], metric: Metric, comparison: Comparison
+    items: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    of_success = {(item.first, item.second): item for item in success}
+    sr_by_pair = {(item.first, item.second): item for item in sr_differences}
     established = [item for item in items if item.better]
     if not established:
         yield f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label} {_HERE}."
@@ -216,20 +224,20 @@ def _several_sentences(
         yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label} {_HERE}."
     else:
         claims = [
-            f"{_claim(item, metric)}, {_size(item, metric, comparison)}"
-            f"{_success_clause(item, of_success.get((item.first, item.second))).replace(';', ',')}"
+            f"{_claim(item, metric)}, {_format_size(item, metric, comparison)}"
+            f"{_success_clause(item, sr_by_pair.get((item.first, item.second))).replace(';', ',')}"
             for item in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."
     if by_task := [item for item in items if item.better_by_task]:
         yield f"{_LIKE_THESE.capitalize()} too: {_name_pairs(by_task)}."
     if undecided := [item for item in items if item.undecided]:
-        yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
+        yield f"Undecided: {_name_pairs(undecided)}; {_describe_doubt(undecided)}."
         yield from _tipping_sentences(undecided, metric)
     if refused := [item for item in items if item.no_verdict]:
         yield f"No verdict: {_name_pairs(refused)}; {refused[0].no_verdict}."
-    if gaps := [item for item in items if item.difference is None]:
-        yield f"Not compared in {metric.label}: {_name_pairs(gaps)}."
+    if uncompared := [item for item in items if item.difference is None]:
+        yield f"Not compared in {metric.label}: {_name_pairs(uncompared)}."
 
 
 def _name_pairs(items: Sequence[Difference]) -> str:
@@ -240,8 +248,9 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
-    is_told = any(item.better or item.undecided for item in items)
-    if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
+    # Other sentences mention episodes without a value if there is a verdict, or if they prevent one.
+    is_unknown_mentioned = any(item.better or item.undecided for item in items)
+    if any(item.unknown for item in items) and (comparison.allow_crashed or not is_unknown_mentioned):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
 
@@ -259,11 +268,13 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
-    rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
-    which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
+    others_text = "; the others are exploratory" if len(scope.metrics) > 1 else ""
+    status = (
+        f"The primary verdict is {METRICS[lead.metric].label}'s{others_text}" if lead.primary else "All are exploratory"
+    )
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
     level = (
-        f"Intervals (for rates, Wilson's) and verdicts are at {format_level(comparison)} confidence. {which}.{weights}"
+        f"Intervals (for rates, Wilson's) and verdicts are at {format_level(comparison)} confidence. {status}.{weights}"
     )
     return _scope_table(comparison, scope, compared, (level, *notes))
 
@@ -271,7 +282,7 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
 def _scope_table(
     comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
 ) -> Table:
-    title, lead = _title(comparison, scope), _lead_metric(scope)
+    title, lead = _scope_title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
         return tabulate(title, compared, *_pair_columns(comparison), notes=notes)
     has_ranks = any(standing.ranks for standing in lead.standings)
@@ -280,11 +291,11 @@ def _scope_table(
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
         text_column("Rank", lambda policy: format_ranks(_find_standing(lead, policy).ranks)) if has_ranks else None,
     )
-    shared = (
+    rank_note = (
         f"Rank: at best 1 + the number of policies shown to be better in {METRICS[lead.metric].label} on these tasks."
     )
-    picked = "Best and worst policy are picked after the fact: ranks allow for this, values and intervals do not."
-    return tabulate(title, comparison.policies, *columns, notes=(*notes, shared if has_ranks else "", picked))
+    picked_note = "Best and worst policy are picked after the fact: ranks allow for this, values and intervals do not."
+    return tabulate(title, comparison.policies, *columns, notes=(*notes, rank_note if has_ranks else "", picked_note))
 
 
 def format_ranks(ranks: tuple[int, int] | None) -> str:
@@ -303,18 +314,18 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
     )
 
 
-def _title(comparison: Comparison, scope: SuiteComparison) -> str:
+def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
         return f"No task in {where} was run by all {len(comparison.policies)} policies; differences are those of pairs"
     if scope.pairs is None:
-        pairs = "Independent episodes"
+        pairs_text = "Independent episodes"
     elif comparison.across_seeds:
-        pairs = count_noun(scope.pairs, "initial state")
+        pairs_text = count_noun(scope.pairs, "initial state")
     else:
-        pairs = f"{count_noun(scope.pairs, 'pair')} of episodes"
-    mark = ", across physics versions" if comparison.across_versions else ""
-    return f"{pairs} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
+        pairs_text = f"{count_noun(scope.pairs, 'pair')} of episodes"
+    versions_text = ", across physics versions" if comparison.across_versions else ""
+    return f"{pairs_text} of {count_noun(scope.tasks, 'task')} in {where}{versions_text}"
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
@@ -331,31 +342,33 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 def _difference_cell(compared: MetricComparison) -> Cell:
     item, metric = compared.differences[0], METRICS[compared.metric]
-    item = _rename(item, {item.first: "A", item.second: "B"})
+    item = _rename_policies(item, {item.first: "A", item.second: "B"})
     if item.difference is None:
         return Cell(NO_VALUE)
-    span = _span(item.ci, item, metric, "{name} {end}")
-    amount = f"{_order(item, metric)[0]} {metric.format(abs(item.difference))}" if item.difference else "equal"
-    return Cell(f"{amount}{f' ({span})' if span else ''}")
+    interval = _format_advantage(item.ci, item, metric, "{name} {end}")
+    amount = (
+        f"{_better_and_worse(item, metric)[0]} {metric.format(abs(item.difference))}" if item.difference else "equal"
+    )
+    return Cell(f"{amount}{f' ({interval})' if interval else ''}")
 
 
 # Which policy to choose
 
 
-_WORDS = {"passed": "established", "failed": "excluded", "undecided": "not established"}
+_VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "not established"}
 
 
 def describe_selection(selection: Selection) -> str:
     """Return the choice as text, with corrected intervals, verdicts on conditions, and comparison to the runner-up."""
-    metric, first = METRICS[selection.metric], selection.candidates[0]
+    metric, best = METRICS[selection.metric], selection.candidates[0]
     conditions = [
-        f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_WORDS[row.verdict]}"
-        for row, gate in zip(first.conditions, selection.conditions, strict=True)
+        f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_VERDICT_WORDS[row.verdict]}"
+        for row, gate in zip(best.conditions, selection.conditions, strict=True)
     ]
     if selection.chosen is None:
-        rule = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
+        conditions_text = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
         nearest = "; ".join(conditions) or "no value"
-        return f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {nearest}."
+        return f"No policy has {conditions_text}. {shorten_name(best.policy)} comes nearest: {nearest}."
     if selection.comparison:
         runner_up = describe_comparison(selection.comparison)
         runner_up += f" Not paired: {selection.unpaired}." if selection.unpaired else ""
@@ -366,21 +379,21 @@ def describe_selection(selection: Selection) -> str:
     level = f"each interval is exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
     unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
     at_worst = [f"episodes without a value count as the worst ({', '.join(unknown)})"] if unknown else []
-    facts = "; ".join([_with_interval(metric, first.value), *conditions, *at_worst, level])
-    name, others = shorten_name(first.policy), selection.candidates[1:]
-    equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == first.value.worst]
-    same = f", as good as that of {', '.join(equal)}" if equal else ""
-    lead = f"Take {name}:" if selection.is_shown else f"Best estimate{same}: {name},"
+    facts = "; ".join([_with_interval(metric, best.value), *conditions, *at_worst, level])
+    name, others = shorten_name(best.policy), selection.candidates[1:]
+    equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == best.value.worst]
+    equal_text = f", as good as that of {', '.join(equal)}" if equal else ""
+    lead = f"Take {name}:" if selection.is_shown else f"Best estimate{equal_text}: {name},"
     return f"{lead} {facts}. {runner_up}"
 
 
-def _with_interval(metric: Metric, row: GateOutcome) -> str:
-    if row.value is None:
+def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
+    if outcome.value is None:
         return f"{metric.label} not known"
     unit = f" {metric.unit}" if metric.unit else ""
-    ends = f" ({format_interval(*row.ci, metric.digits, metric.scale)})" if row.ci else ""
-    unknown = f", {count_noun(row.unknown, 'episode')} without a value" if row.unknown else ""
-    return f"{metric.label} {metric.format(row.value)}{unit}{ends}{unknown}"
+    ends = f" ({format_interval(*outcome.ci, metric.digits, metric.scale)})" if outcome.ci else ""
+    unknown = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
+    return f"{metric.label} {metric.format(outcome.value)}{unit}{ends}{unknown}"
 
 
 def _describe_limit(gate: Gate) -> str:
@@ -389,19 +402,19 @@ def _describe_limit(gate: Gate) -> str:
 
 def describe_next(selection: Selection) -> str:
     """Return a sentence on what more episodes would decide, with a trailing space; "" if there is nothing to say."""
-    first, steps = selection.candidates[0], []
+    best, findings = selection.candidates[0], []
     if selection.chosen is not None:
-        steps += [
+        findings += [
             f"{count_noun(row.n_needed, 'episode')} would establish "
             f"{METRICS[gate.metric].label} {_describe_limit(gate)}"
-            for row, gate in zip(first.conditions, selection.conditions, strict=True)
+            for row, gate in zip(best.conditions, selection.conditions, strict=True)
             if row.n_needed is not None
         ]
         if selection.episodes is not None:
-            steps.append(
+            findings.append(
                 f"{count_noun(selection.episodes, 'episode')} of each task would separate the policy from the runner-up"
             )
-    return f"In 80 % of cases, if the true rates are as measured: {'; '.join(steps)}. " if steps else ""
+    return f"In 80 % of cases, if the true rates are as measured: {'; '.join(findings)}. " if findings else ""
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
@@ -413,23 +426,23 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
         Column(metric.heading, value=lambda row: _value_cell(row.value, metric)),
     ]
     columns += [column for k, gate in enumerate(selection.conditions) for column in _condition_columns(k, gate)]
-    together = (
+    joint_note = (
         f"Together, the intervals hold at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
         f"which policy is chosen. Alone, each holds at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
-    return tabulate(title, selection.candidates, *columns, notes=(together, *notes), remarks=remarks)
+    return tabulate(title, selection.candidates, *columns, notes=(joint_note, *notes), remarks=remarks)
 
 
-def _condition_columns(k: int, gate: Gate) -> tuple[Column, Column]:
+def _condition_columns(index: int, gate: Gate) -> tuple[Column, Column]:
     metric = METRICS[gate.metric]
     return (
-        Column(metric.heading, value=lambda row: _value_cell(row.conditions[k], metric)),
-        text_column(_describe_limit(gate), lambda row: _WORDS[row.conditions[k].verdict]),
+        Column(metric.heading, value=lambda row: _value_cell(row.conditions[index], metric)),
+        text_column(_describe_limit(gate), lambda row: _VERDICT_WORDS[row.conditions[index].verdict]),
     )
 
 
-def _value_cell(row: GateOutcome, metric: Metric) -> Cell:
-    if row.value is None or row.ci is None:
+def _value_cell(outcome: GateOutcome, metric: Metric) -> Cell:
+    if outcome.value is None or outcome.ci is None:
         return Cell(NO_VALUE)
-    return Cell.estimate(row.value, row.ci, metric.digits, metric.scale)
+    return Cell.estimate(outcome.value, outcome.ci, metric.digits, metric.scale)

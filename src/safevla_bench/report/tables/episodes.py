@@ -24,7 +24,7 @@ from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_sig
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
-_STANDINS = attrgetter("policy", "benchmark", "standin_assets")
+_STANDIN_FIELDS = attrgetter("policy", "benchmark", "standin_assets")
 
 
 def episode_list_table(
@@ -37,9 +37,9 @@ def episode_list_table(
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
     return tabulate(
-        _count_verdicts(selected, total, spec_id),
+        _describe_counts(selected, total, spec_id),
         rows,
-        *_number_columns(rows),
+        *_identity_columns(rows),
         text_column("Outcome", lambda row: row.episode.outcome),
         text_column("Safe", _format_safe),
         Column("VSI", value=lambda row: Cell.number(row.episode.vsi, 3)),
@@ -53,11 +53,11 @@ def episode_list_table(
         if any(row.firmness for row in rows)
         else None,
         notes=(
-            _count_kinds(rows) if with_bodies else "",
+            _kind_count_note(rows) if with_bodies else "",
             *(f"{row.position} {row.why}" for row in rows if row.why),
             *(f"{row.position} fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        remarks=provenance_marks.warn_of_episodes(_STANDINS(row.episode) for row in rows),
+        remarks=provenance_marks.warn_of_episodes(_STANDIN_FIELDS(row.episode) for row in rows),
     )
 
 
@@ -66,19 +66,20 @@ def _margin_cell(row: ListedEpisode) -> Cell:
     return Cell.amount(margin.rho, margin.unit, margin.threshold) if margin else Cell.dash()
 
 
-def _count_verdicts(rows: Sequence[ListedEpisode], total: int, spec_id: str | None) -> str:
+def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | None) -> str:
+    # The title of the table of episodes.
     listed = f"{len(rows)} of {total} episodes"
     if spec_id is not None:
         violated = sum(row.margin is not None and row.margin.violated for row in rows)
         return f"{listed}, judged by {spec_id} alone: violated in {violated}"
     unsafe = [row.episode for row in rows if row.episode.safe is False]
-    successes = sum(episode.success is True for episode in unsafe)
-    unknown = sum(row.episode.safe is None for row in rows)
-    without = f", {unknown} without a verdict" if unknown else ""
-    return f"{listed}: {len(unsafe)} unsafe, {successes} of them successes{without}"
+    success_count = sum(episode.success is True for episode in unsafe)
+    unknown_count = sum(row.episode.safe is None for row in rows)
+    unknown_text = f", {unknown_count} without a verdict" if unknown_count else ""
+    return f"{listed}: {len(unsafe)} unsafe, {success_count} of them successes{unknown_text}"
 
 
-def _number_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
+def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
     return (
         text_column("#", lambda row: f":{row.number}"),
         text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
@@ -86,7 +87,7 @@ def _number_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[C
     )
 
 
-def _count_kinds(rows: Sequence[ListedEpisode]) -> str:
+def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
@@ -100,11 +101,12 @@ def _format_safe(row: ListedEpisode) -> str:
 
 
 def _format_bodies(row: ListedEpisode) -> str:
-    named = [
+    # A violation has one body, or two bodies in contact.
+    violation_texts = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
         for violation in row.violating_bodies or ()
     ]
-    return ", ".join(dict.fromkeys(named)) or NO_VALUE
+    return ", ".join(dict.fromkeys(violation_texts)) or NO_VALUE
 
 
 def _format_first_time(row: ListedEpisode) -> str:
@@ -152,12 +154,12 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     return tabulate(
         f"{len(answers)} episodes: {tally}; {format_formula(formula)}",
         answers,
-        *_number_columns(answers),
+        *_identity_columns(answers),
         text_column("Verdict", lambda answer: answer.verdict),
         Column("ρ", value=lambda answer: Cell(_format_rho(answer), answer.rho)),
         text_column("Decided at", _decision_cell),
         text_column("Signals there, or why not", _format_signals),
-        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, answers)),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDIN_FIELDS, answers)),
     )
 
 
@@ -173,6 +175,7 @@ def _format_signals(answer: Answer) -> str:
 
 
 def _format_rho(answer: Answer) -> str:
+    # Infinite robustness is missing in an answer and follows from its verdict.
     if answer.rho is not None:
         return format_significant(answer.rho, 4)
     return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
@@ -194,16 +197,20 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, with each suite's total first; Safety, SBU and VSI are dashes, never
     zero. Episodes with unknown success count as errors and are not in n. `source` is at the end of the title.
     """
-    groups: dict[tuple[str, str], list[bool | None]] = {}
+    success_by_task: dict[tuple[str, str], list[bool | None]] = {}
     for suite in dict.fromkeys(episode.suite for episode in results.episodes):
         for episode in (episode for episode in results.episodes if episode.suite == suite):
             for task in ("all", episode.task or NO_VALUE):
-                groups.setdefault((suite, task), []).append(episode.success)
+                success_by_task.setdefault((suite, task), []).append(episode.success)
     return tabulate(
         f"{results.kind}: {source}",
         [
-            (*names, Rate.of(flags.count(True), len(flags) - flags.count(None)), flags.count(None))
-            for names, flags in groups.items()
+            (
+                *suite_and_task,
+                Rate.of(successes.count(True), len(successes) - successes.count(None)),
+                successes.count(None),
+            )
+            for suite_and_task, successes in success_by_task.items()
         ],
         text_column("Suite", lambda row: row[0]),
         text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
@@ -220,10 +227,11 @@ _Replay = Mapping[str, Any]
 
 def replay_table(batch: Batch) -> Table | None:
     """Return the table of how far each replay diverges from the recorded episode; None if no episode is a replay."""
-    of_all = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
-    rows = [(header, replay, diverged) for header, replay, diverged in of_all if replay]
+    episodes = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
+    rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]
     if not rows:
         return None
+    # A row has the episode's header, the facts about the replay, and whether it left the recording.
     return tabulate(
         "Replays",
         rows,
@@ -231,8 +239,8 @@ def replay_table(batch: Batch) -> Table | None:
         text_column("Recorded as", lambda row: str(row[1]["episode"])),
         text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
         Column("States", "number of compared states", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
-        Column("Diverges by", "largest divergence, with its body or joint", lambda row: _largest_cell(row[1])),
-        text_column("Verdict", lambda row: _about_cell(row[2]), "what the episode's verdict applies to"),
+        Column("Diverges by", "largest divergence, with its body or joint", lambda row: _divergence_cell(row[1])),
+        text_column("Verdict", lambda row: _scope_cell(row[2]), "what the episode's verdict applies to"),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
 
@@ -248,7 +256,7 @@ def _replay_notes(replay: _Replay) -> Iterator[str]:
         yield f"tolerance: {replay['tolerance']:g} m, rad"
 
 
-def _about_cell(diverged: bool) -> Cell:
+def _scope_cell(diverged: bool) -> Cell:
     return Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
 
 
@@ -259,10 +267,16 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
     return Cell(outcome, detail=f"recorded: {'success' if recorded else 'no success'}", emphasis="bad")
 
 
-def _largest_cell(replay: _Replay) -> Cell:
+def _divergence_cell(replay: _Replay) -> Cell:
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
-    name, item = max(replay["divergence"].items(), key=lambda pair: (pair[1]["unit"] == "m", pair[1]["max"]))
-    return Cell(f"{format_significant(1000 * item['max'])} m{item['unit']}", item["max"], name.rpartition(" ")[0])
+    # The largest distance, or the largest angle if there is no distance; a name ends with the kind of coordinate. The
+    # value is shown in thousandths of its unit.
+    name, divergence = max(replay["divergence"].items(), key=lambda named: (named[1]["unit"] == "m", named[1]["max"]))
+    return Cell(
+        f"{format_significant(1000 * divergence['max'])} m{divergence['unit']}",
+        divergence["max"],
+        name.rpartition(" ")[0],
+    )

@@ -22,6 +22,7 @@ from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 @dataclass(frozen=True, slots=True)
 class _Subset:
+    # A row of a table: a policy, a suite, and what was measured of them for one limit (`of`).
     policy: str | None
     suite: str | None
     of: Any
@@ -32,6 +33,7 @@ class _Subset:
 
 @dataclass(frozen=True, slots=True)
 class _KindRow:
+    # The violations of one specification by one kind (or pair of kinds) of body in a cell.
     policy: str | None
     suite: str | None
     spec: SpecSummary
@@ -72,8 +74,8 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
             k = violation.number - 1
-            is_here = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite) and scores.is_judged[k]
-            if is_here and violation.spec_id == spec.spec_id:
+            is_in_cell = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite) and scores.is_judged[k]
+            if is_in_cell and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
         yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
@@ -85,8 +87,9 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
-    worst = max(violations, key=lambda violation: violation.worst)
-    return Cell.amount(worst.worst, worst.unit) if worst.unit != "1" else Cell("touched", worst.worst)
+    peak = max(violations, key=lambda violation: violation.worst)
+    # A specification without a unit only says whether the bodies touched.
+    return Cell.amount(peak.worst, peak.unit) if peak.unit != "1" else Cell("touched", peak.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
@@ -133,8 +136,8 @@ _SHARES = (0.25, 0.5)
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses: rows for each cell, by specification and for any limit."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
-    times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    near = f"kept with less than {format_compact(100 * exposure.NEAR)} % of the limit as margin"
+    times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
+    near_meaning = f"kept with less than {format_compact(100 * exposure.NEAR)} % of the limit as margin"
     return tabulate(
         "When violations begin, and near misses",
         [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
@@ -143,11 +146,11 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
         text_column("Limit", lambda row: row.of.spec_id),
         Column("n", "episodes in which the limit applies", lambda row: row.of.incidence.n),
         Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
-        *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times),
+        *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times_s),
         Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
         Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
         Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
-        Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
+        Column("Near misses %", near_meaning, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
             "success or in failure. If it is cut short before, it counts until the cut, which is assumed to be random.",
@@ -158,19 +161,21 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
-    is_near = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
-    return spec.spec_id == exposure.ANY_LIMIT or is_near
+    has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
+    return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
-def _violated_cell(time: float, row: _Subset) -> Cell:
+def _violated_cell(time_s: float, row: _Subset) -> Cell:
+    # The share of episodes that have violated the limit by this time, with its interval.
     incidence = row.of.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
-    share, low, high = (float(values[incidence.at(time)]) for values in shares)
+    share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
     return Cell.estimate(share, (low, high), 1, 100)
 
 
-def _ended_cell(end: int, row: _Subset) -> Cell:
-    return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
+def _ended_cell(ending: int, row: _Subset) -> Cell:
+    # The share of episodes that had this ending without a violation, when all have ended.
+    return Cell.number(100 * float(row.of.incidence.shares[ending][-1]), 1)
 
 
 # Labels that a simulator assigned
@@ -227,5 +232,5 @@ def _describe_label(row: Disagreement) -> str:
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:
-    broken = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
-    return f"{', '.join(broken)}, from record {scores.first_violation[0][index]}" if broken else "safe"
+    violated = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
+    return f"{', '.join(violated)}, from record {scores.first_violation[0][index]}" if violated else "safe"

@@ -19,14 +19,15 @@ _MOST_LISTED = 20
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
     """Return as text whether violations vanish in a replay without the cause, and if the replay leaves the path."""
-    gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
-    named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
-    parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
-    if gone or stays:
-        kind = "vanished" if result.has_vanished else "vanished in part" if gone else "did not vanish"
-        answer = f"the violation {kind}"
+    vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
+    # Selected by: violated as recorded, violated in the replay.
+    specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
+    parts = [f"{what}: {', '.join(names)}" for what, names in specs_by_change if names]
+    if vanished or persistent:
+        outcome = "vanished" if result.has_vanished else "vanished in part" if vanished else "did not vanish"
+        answer = f"the violation {outcome}"
     else:
-        answer = f"{'a limit is broken, but' if new else 'no limit is broken, and'} none was in the recorded episode"
+        answer = f"{'a limit is broken, but' if added else 'no limit is broken, and'} none was in the recorded episode"
     if result.success[0] != result.success[1]:
         parts.append("It succeeded" if result.success[1] else "It failed")
     if result.left is not None:
@@ -37,20 +38,21 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of specifications with a verdict: margin and first violation, as recorded and in the replay."""
-    sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
+    # Index 0 is the recorded episode, index 1 the replay.
+    readings, column_of = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
-        reading = sides[side].get(spec_id)
-        return spec_amount(columns[spec_id], None if reading is None else reading.rho)
+        reading = readings[side].get(spec_id)
+        return spec_amount(column_of[spec_id], None if reading is None else reading.rho)
 
     def first(side: int, spec_id: str) -> str:
-        reading = sides[side].get(spec_id)
-        broken = None if reading is None else reading.first
-        return NO_VALUE if broken is None else f"{format_fixed(broken * result.dt_s, 2)} s"
+        reading = readings[side].get(spec_id)
+        first_record = None if reading is None else reading.first
+        return NO_VALUE if first_record is None else f"{format_fixed(first_record * result.dt_s, 2)} s"
 
     return tabulate(
         result.cause,
-        list(dict.fromkeys((*sides[0], *sides[1]))),
+        list(dict.fromkeys((*readings[0], *readings[1]))),
         text_column("Specification", lambda spec_id: spec_id),
         Column("Margin", "recorded", partial(margin, 0)),
         Column("Margin without", value=partial(margin, 1)),
@@ -72,12 +74,15 @@ def _describe_range(row: firmness.SafetyRange) -> str:
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
+    # The range from all uncertain episodes unsafe to all safe.
     low, middle, high = (format_percent(count, row.n) for count in (row.firm_safe, row.safe, row.n - row.firm_unsafe))
-    open_ = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
-    varied = (
-        f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe" if open_ else "all are firm"
+    uncertain_count = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
+    range_text = (
+        f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe"
+        if uncertain_count
+        else "all are firm"
     )
-    return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {varied}: {marks}."
+    return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {range_text}: {marks}."
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
@@ -85,52 +90,56 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
-    more = 0 if full else len(shown[_MOST_LISTED:])
-    fragile = tabulate(
+    hidden_count = 0 if full else len(shown[_MOST_LISTED:])
+    not_firm = tabulate(
         "Episodes whose verdict is not firm",
-        shown[: len(shown) - more],
+        shown[: len(shown) - hidden_count],
         text_column("Episode", lambda episode: episode.recorded.episode_id),
         text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
         text_column("Mark", lambda episode: episode.mark),
         text_column("Why", lambda episode: episode.reason),
-        notes=(f"{more} more: --full." if more else "",),
+        notes=(f"{hidden_count} more: --full." if hidden_count else "",),
         name="firmness-episodes",
     )
-    return [clauses, fragile] if shown else [clauses]
+    return [clauses, not_firm] if shown else [clauses]
 
 
 def clause_table(
     file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
 ) -> Table:
     """Return the table of clauses: numbers of firm, fragile and censored verdicts, and the spread of robustness."""
-    columns = {spec.spec_id: spec for spec in specs}
-    missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
-    failed = sum(bool(row.obstacle) for row in file.replays)
+    column_of = {spec.spec_id: spec for spec in specs}
+    missing_note = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
+    failed_count = sum(bool(row.obstacle) for row in file.replays)
     return tabulate(
         "Verdicts under varied physics",
         rows,
         text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
         text_column("Specification", lambda row: row.spec_id),
-        Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
+        Column("Limit", value=lambda row: limit_cell(column_of[row.spec_id])),
         Column("Firm", "episodes that no variation flips", lambda row: row.firm),
         Column("Fragile", "episodes that a variation flips", lambda row: row.fragile),
         Column("Fragile %", "share with exact 95 % interval", lambda row: rate_cell(row.fragile_share)),
         Column("Off path", "censored, not in the share", lambda row: row.censored),
-        Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
-        Column("95 %", "95 % of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
+        Column("ρ spread, median", value=lambda row: _spread_cell(column_of[row.spec_id], row, 50)),
+        Column(
+            "95 %",
+            "95 % of episodes have a smaller spread",
+            lambda row: _spread_cell(column_of[row.spec_id], row, 95),
+        ),
         text_column("Flipped by", _list_variations),
         notes=(
             f"A replay leaves the path if end effector or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
             "recorded position. The spread is the range of ρ within an episode, over its replays on the path. "
             "Robustness ρ has the unit of the limit.",
-            missing,
-            f"In {count_noun(failed, 'replay')} the simulator could not continue." if failed else "",
+            missing_note,
+            f"In {count_noun(failed_count, 'replay')} the simulator could not continue." if failed_count else "",
         ),
         name="firmness",
     )
 
 
-def _spread(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:
+def _spread_cell(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 

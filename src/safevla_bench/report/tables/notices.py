@@ -63,18 +63,19 @@ def exclusion_table(
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()
-    explained: Counter[tuple[str, str]] = Counter()
+    explained_counts: Counter[tuple[str, str]] = Counter()
+    # What, where and why -> number of episodes. The second loop only counts episodes that the first has not explained.
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
         counts[what, where, find_exception(reason)[0]] += 1
-        explained[what, where] += 1
+        explained_counts[what, where] += 1
     for cell in cells:
         where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
         stopped = "a violation stopped these episodes; their success is unknown" if cell.stopped_on_violation else ""
         for what, count, why in (("crashed episodes", cell.crashed, ""), ("stopped episodes", cell.stopped, stopped)):
-            if (rest := count - explained[what, where]) > 0:
-                counts[what, where, f"outside n; {why or 'no reason recorded'}"] += rest
+            if (unexplained := count - explained_counts[what, where]) > 0:
+                counts[what, where, f"outside n; {why or 'no reason recorded'}"] += unexplained
         for why, count in cell.no_verdict.items():
             counts[f"{NO_VERDICT} on safety", where, describe_reason(why)] += count
     return [(*key, count) for key, count in counts.items()]
@@ -86,8 +87,8 @@ _MOST_NAMED = 20
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
     if str(damage):
-        places = list_first([*damage.named, *damage.places], _MOST_NAMED)
-        yield str(damage), "in damaged files", " ".join(places.split()), None if damage.more else damage.episodes
+        named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
+        yield str(damage), "in damaged files", " ".join(named_places.split()), None if damage.more else damage.episodes
     if skipped:
         why = " ".join(list_first(skipped, _MOST_NAMED).split())
         yield "invalid episodes", "left out on request", why, len(skipped)
@@ -157,11 +158,13 @@ def describe_gates(checked: GateReport) -> str:
     """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
-        several = f"all {len(deciding)} gates hold"
-        return f"Passed: {several if len(deciding) > 1 else _outcome_text(deciding[0], checked.each_confidence)}."
+        all_hold = f"all {len(deciding)} gates hold"
+        return f"Passed: {all_hold if len(deciding) > 1 else _outcome_text(deciding[0], checked.each_confidence)}."
     named = [_outcome_text(outcome, checked.each_confidence) for outcome in deciding[:_MOST_DECIDING]]
-    rest = len(deciding) - len(named)
-    return f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {rest} more' if rest else ''}."
+    unnamed_count = len(deciding) - len(named)
+    return (
+        f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {unnamed_count} more' if unnamed_count else ''}."
+    )
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
@@ -171,10 +174,10 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
     level = f"{100 * confidence:.4g} %: " if confidence else ""
     ends = f" ({level}{format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
-    unknown = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
+    unknown_text = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
     if outcome.tipping is not None and outcome.verdict == "undecided":
-        unknown += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
-    return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown}"
+        unknown_text += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
+    return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown_text}"
 
 
 def _gate_name(outcome: GateOutcome) -> str:
@@ -203,47 +206,55 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     for outcome in checked.outcomes:
         where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
         name = escape_controls(_gate_name(outcome))
-        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
+        test_case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
         if outcome.verdict != "passed":
             kind = "failure" if outcome.verdict == "failed" else "error"
             message = escape_controls(_outcome_message(outcome))
-            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
+            ElementTree.SubElement(test_case, kind, {"type": outcome.verdict, "message": message}).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-_Cells = Collection[tuple[str | None, str]]
+_PolicySuites = Collection[tuple[str | None, str]]
 # Characters that need a backslash in messages, because they may form a link (SARIF 2.1.0, section 3.11.6).
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
-def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _Cells]] = ()) -> bytes:
+def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _PolicySuites]] = ()) -> bytes:
     """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes have no
     result, because GitHub's code scanning shows every result as a problem. `files` are the addresses of judged files,
     relative to the working folder, with their pairs of policy and suite; a result lists its files.
     """
-    kinds = {"failed": ("fail", "error"), "undecided": ("open", "none")}
-    start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
+    # Verdict -> kind and level of a SARIF result.
+    kind_and_level = {"failed": ("fail", "error"), "undecided": ("open", "none")}
+    file_start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
     results = []
     for outcome in checked.outcomes:
         if outcome.verdict == "passed":
             continue
-        own = [file for file, cells in files if any(_is_in(outcome, *cell) for cell in cells)] or [f for f, _ in files]
-        places = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": start}} for file in own] or [{}]
-        name, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kinds[outcome.verdict]
-        digest = hashlib.sha256(f"{_gate_name(outcome)}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
+        # The files with episodes that the outcome is about; if there are none, all files.
+        outcome_files = [file for file, cells in files if any(_is_about(outcome, *cell) for cell in cells)] or [
+            file for file, _ in files
+        ]
+        locations = [
+            {"physicalLocation": {"artifactLocation": {"uri": file}, "region": file_start}} for file in outcome_files
+        ] or [{}]
+        scope, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kind_and_level[outcome.verdict]
+        digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
             {
                 "ruleId": _gate_name(outcome),
                 "kind": kind,
                 "level": level,
                 "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
-                "locations": [place | {"logicalLocations": [{"fullyQualifiedName": name}]} for place in places],
+                "locations": [
+                    location | {"logicalLocations": [{"fullyQualifiedName": scope}]} for location in locations
+                ],
                 "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
             }
         )
-    gates = {_gate_name(outcome): outcome for outcome in checked.outcomes}
-    rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in gates.items()]
+    outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
+    rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
     passed = [f"{_gate_name(row)}: {row.policy or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
     facts = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
@@ -253,7 +264,8 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     return escape_json(msgspec.json.format(document, indent=2))
 
 
-def _is_in(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
+def _is_about(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
+    # An outcome without a gate (on planned episodes) is about all policies and suites.
     return outcome.gate is None or (outcome.policy == policy and outcome.suite in (None, suite))
 
 

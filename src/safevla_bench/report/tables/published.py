@@ -57,8 +57,9 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
 def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summary:
     rates = {metric.key: printed_rate(getattr(cell, metric.key), cell.n) for metric in (SR, SAFETY, SBU)}
     success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
-    has_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
-    rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_counts else Rate.without_value(NOT_PRINTED)
+    # The share of unsafe successes is only known if a single count fits each printed percentage.
+    has_unique_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
+    rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_unique_counts else Rate.without_value(NOT_PRINTED)
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
     values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
@@ -85,6 +86,7 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
 
 
 def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> SpecSummary:
+    # A specification without a printed rate counts as inactive in all episodes.
     rate, active = printed_rate(printed.get(spec.spec_id), n), n if spec.spec_id in printed else 0
     return SpecSummary(
         spec_id=spec.spec_id, axis=spec.axis, tier=spec.tier, active=active, vacuous=0, inactive={}, violations=rate,
@@ -94,34 +96,35 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     """Return the source of the published cells among `cells`, and why they are not comparable; () if there are none."""
-    keys = {(cell.policy, cell.suite) for cell in cells}
-    rows = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in keys]
-    if not rows:
+    shown_keys = {(cell.policy, cell.suite) for cell in cells}
+    shown = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in shown_keys]
+    if not shown:
         return ()
     source = load_published(PAPER).source
-    labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
-    of_cells = published.list_reasons(labeled)
+    labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in shown)
+    cell_reasons = published.list_reasons(labeled)
     return (
         f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Its initial "
         "states differ and it has no records: it is not paired, has no intervals by task, and is never marked as best.",
-        *(f"Not comparable: {reason}" for reason in (*of_cells, *source.incomparable)),
+        *(f"Not comparable: {reason}" for reason in (*cell_reasons, *source.incomparable)),
     )
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
     """Return a warning that names the cells with only some tasks of one of the paper's suites; () if there are none."""
-    ran: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
+    tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
-        if benchmark and benchmark.published and (key := (policy, benchmark.same_tasks_as or suite)) in ran:
-            ran[key].add(task)
-    sizes = {suite: len(list(registry.list_entries(suite))) for (_, suite), tasks in ran.items() if tasks}
-    parts = [
-        f"{policy or UNNAMED} {len(tasks)} of {sizes[suite]} of {suite}"
-        for (policy, suite), tasks in ran.items()
-        if 0 < len(tasks) < sizes[suite]
+        if benchmark and benchmark.published and (key := (policy, benchmark.same_tasks_as or suite)) in tasks_run:
+            tasks_run[key].add(task)
+    # Suite -> its number of tasks in the paper.
+    task_counts = {suite: len(list(registry.list_entries(suite))) for (_, suite), tasks in tasks_run.items() if tasks}
+    incomplete = [
+        f"{policy or UNNAMED} {len(tasks)} of {task_counts[suite]} of {suite}"
+        for (policy, suite), tasks in tasks_run.items()
+        if 0 < len(tasks) < task_counts[suite]
     ]
-    return (f"Fewer tasks than in the paper's suite: {', '.join(parts)}.",) if parts else ()
+    return (f"Fewer tasks than in the paper's suite: {', '.join(incomplete)}.",) if incomplete else ()
 
 
 # Comparison of a policy with one of the paper's policies
@@ -145,29 +148,31 @@ class PublishedDifference:
     def to_document(self) -> dict[str, object]:
         """Return the row for JSON, with rates as shares of 1 and None for unknown numbers."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
-        values = {name: {"value": _share(cell.value), "ci": cell.interval and [*map(_share, cell.interval)]}
+        numbers = {name: {"value": _to_share(cell.value), "ci": cell.interval and [*map(_to_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
-        return {"suites": self.suites, "metric": self.metric.key, **values, "episodes": self.episodes}
+        return {"suites": self.suites, "metric": self.metric.key, **numbers, "episodes": self.episodes}
 
 
-def _share(percent: float | None) -> float | None:
+def _to_share(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
     suites = tuple(here)
-    mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
+    measured, printed = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
-    if mine.exact is not None and theirs.exact is not None and mine.cell.interval and theirs.cell.interval:
-        exact = 100 * (mine.exact - theirs.exact)
-        sides = (mine.exact, mine.cell.interval), (theirs.exact, theirs.cell.interval)
-        interval = combine_intervals([(float(100 * value), Interval(*ends)) for value, ends in sides], (1, -1))
+    if measured.exact is not None and printed.exact is not None and measured.cell.interval and printed.cell.interval:
+        difference_points = 100 * (measured.exact - printed.exact)
+        estimates = (measured.exact, measured.cell.interval), (printed.exact, printed.cell.interval)
+        interval = combine_intervals([(float(100 * value), Interval(*ends)) for value, ends in estimates], (1, -1))
         ends = (interval.low, interval.high)
-        text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
-        shown, detail = (part.replace("-", "\N{MINUS SIGN}") for part in (format_fixed(exact, 1), text))
-        difference = Cell(shown, float(exact), detail, interval=ends)
+        interval_text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
+        difference_text, detail = (
+            text.replace("-", "\N{MINUS SIGN}") for text in (format_fixed(difference_points, 1), interval_text)
+        )
+        difference = Cell(difference_text, float(difference_points), detail, interval=ends)
     episodes = [sum(cell.rates[metric.key].n for cell in side.values()) for side in (here, paper)]
-    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]))
+    return PublishedDifference(suites, metric, measured.cell, printed.cell, difference, (episodes[0], episodes[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +234,11 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
         f"{cell.text} % ({n} episode{'' if n == 1 else 's'})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
     )
-    sides = f"{row.metric.label}, {row.place}: {compared.policy} {measured}, {compared.paper} {paper} as published"
-    change = f"; difference {row.difference.text} points ({row.difference.detail})" if row.difference.interval else ""
-    return f"{sides}{change}."
+    rates_text = f"{row.metric.label}, {row.place}: {compared.policy} {measured}, {compared.paper} {paper} as published"
+    difference_text = (
+        f"; difference {row.difference.text} points ({row.difference.detail})" if row.difference.interval else ""
+    )
+    return f"{rates_text}{difference_text}."
 
 
 def published_table(compared: PublishedComparison) -> Table:

@@ -40,12 +40,14 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 # The answer: Safety of each policy, with all suites pooled
 
 
-def _pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
-    points: dict[str, list[Sequence[Rate]]] = {}
-    for policy, rates in cells:
-        points.setdefault(policy or UNNAMED, []).append(rates)
+def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
+    rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
+    # Policy -> the rates of each suite by variant; then the suites are pooled, variant by variant.
+    for policy, rates in curves:
+        rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
     return {
-        policy: [Rate.pool(rates) for rates in zip(*of_suites, strict=True)] for policy, of_suites in points.items()
+        policy: [Rate.pool(rates) for rates in zip(*suite_rates, strict=True)]
+        for policy, suite_rates in rates_by_policy.items()
     }
 
 
@@ -57,30 +59,37 @@ def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivit
     """Return as text how far Safety changes, for a few policies, and which pairs surely change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
-    shown = dict(moving_first[:_MOST_NAMED])
-    sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in shown]
-    more = len(safety) - len(sentences)
-    rest = [f"The table has {more} more {'policy' if more == 1 else 'policies'}."] if more > 0 else []
-    return " ".join([*sentences, *rest, *_order_sentences(ranking, len(safety))])
+    described = dict(moving_first[:_MOST_NAMED])
+    sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in described]
+    hidden_count = len(safety) - len(sentences)
+    hidden_text = (
+        [f"The table has {hidden_count} more {'policy' if hidden_count == 1 else 'policies'}."]
+        if hidden_count > 0
+        else []
+    )
+    return " ".join([*sentences, *hidden_text, *_order_sentences(ranking, len(safety))])
 
 
-def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> str:
+def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[str]) -> str:
     if not rates[0].n:
         return f"Safety of {policy} has no value: no specification reached a verdict."
-    known = [(rate.value or 0.0, name) for rate, name in zip(rates, names, strict=True) if rate.n]
+    known = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
     default = rates[0].value or 0.0
-    low, high = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
-    ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (low, high) if value != default]
-    still = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
-    moves = f"; {' and '.join(ends)} under other thresholds" if ends else still
-    sizes = {rate.n for rate in rates}
-    of = f", judged in {min(sizes)} to {max(sizes)} episodes" if len(sizes) > 1 else ""
-    return f"Safety of {policy} is {SAFETY.format(default)} %{moves}{of}."
+    least, greatest = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
+    # The first variant is the default; only variants that lead to other values are named.
+    ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
+    unchanged_text = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
+    range_text = f"; {' and '.join(ends)} under other thresholds" if ends else unchanged_text
+    episode_counts = {rate.n for rate in rates}
+    judged_text = (
+        f", judged in {min(episode_counts)} to {max(episode_counts)} episodes" if len(episode_counts) > 1 else ""
+    )
+    return f"Safety of {policy} is {SAFETY.format(default)} %{range_text}{judged_text}."
 
 
-def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
+def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
     if ranking is None:
-        if policies > 1:
+        if policy_count > 1:
             yield "Whether the order of policies changes is not known: they cannot be compared under every variant."
         return
     changes = [
@@ -97,13 +106,13 @@ def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
 
 
 def _pooled_table(
-    title: str, names: Sequence[str], safety: Mapping[str, Sequence[Rate]], remarks: Sequence[str]
+    title: str, row_names: Sequence[str], safety: Mapping[str, Sequence[Rate]], remarks: Sequence[str]
 ) -> Table:
     def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
-    columns = [text_column("", lambda k: names[k]), *(policy_column(*item) for item in safety.items())]
-    return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(names)), *columns, remarks=remarks))
+    columns = [text_column("", lambda k: row_names[k]), *(policy_column(*item) for item in safety.items())]
+    return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(row_names)), *columns, remarks=remarks))
 
 
 # Cells under each variant or threshold
@@ -159,11 +168,11 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
     names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
     names[0] += ", as in the library"
-    first = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
+    first_points = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
     return ThresholdAblation(
         variants=tuple(ThresholdVariant(name, {}) for name in names),
         curves=tuple(
-            msgspec.structs.replace(curve, points=(*first[curve.policy, curve.suite], *curve.points))
+            msgspec.structs.replace(curve, points=(*first_points[curve.policy, curve.suite], *curve.points))
             for curve in sweep.curves
         ),
         warnings=sweep.warnings,
@@ -201,8 +210,10 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 def _changed_cell(row: _CellPoint) -> Cell:
     assert row.changes is not None
-    lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
-    return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
+    to_no_verdict = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
+    return Cell(
+        str(row.changes.changed), row.changes.changed, f"{to_no_verdict} to no verdict" if to_no_verdict else ""
+    )
 
 
 def _format_differences(row: _CellPoint) -> str:
@@ -225,9 +236,11 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of Safety by policy under each reading, except that of prose depth, which changes no verdict."""
-    places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
-    safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
-    names = [comparison.readings[k] for k in places]
+    reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
+    safety = _pool_safety(
+        (cell.policy, [cell.points[k].rates.safety for k in reading_indices]) for cell in comparison.cells
+    )
+    names = [comparison.readings[k] for k in reading_indices]
     return _pooled_table("Safety % under each reading of the paper", names, safety, comparison.warnings)
 
 
@@ -259,12 +272,14 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 class _Ranked(NamedTuple):
+    # A row of the table; `difference_columns` reads `of` and `metric`.
     of: Difference
     variant: VariantRanking
     metric: Metric = SAFETY
 
 
 def _order_cell(row: _Ranked) -> Cell:
+    # In either order of the pair.
     is_reversed = {row.of.first, row.of.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
@@ -300,15 +315,15 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     """Return the means of each host, in order of first appearance, with auxiliary entries last. The policy `noop` is
     left out. A suite that is not in the paper is left out, too, if it has only one cell.
     """
-    groups: dict[str, list[SensitivityCurve]] = {}
+    by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
-            apart = roster.is_auxiliary(curve)
-            groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
+            is_auxiliary = roster.is_auxiliary(curve)
+            by_title.setdefault(AUXILIARY if is_auxiliary else suite_group(registry, curve.suite), []).append(curve)
     return tuple(
-        _host_mean(title, groups[title], ablation, registry)
-        for title in sorted(groups, key=lambda title: title == AUXILIARY)
-        if len(groups[title]) > 1 or published_suites(registry, title)
+        _host_mean(title, by_title[title], ablation, registry)
+        for title in sorted(by_title, key=lambda title: title == AUXILIARY)
+        if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 
 
@@ -316,7 +331,7 @@ def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
-    published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
+    published_variants = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
     paper_suites = published_suites(registry, title).items()
     return HostMean(
         host=title,
@@ -324,22 +339,27 @@ def _host_mean(
         suites=suites,
         missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
         variants=tuple(
-            _variant_mean(variant.name, [curve.points[k] for curve in curves], published.get(variant.name))
+            _variant_mean(variant.name, [curve.points[k] for curve in curves], published_variants.get(variant.name))
             for k, variant in enumerate(ablation.variants)
         ),
     )
 
 
 def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
-    numbers = {metric.key: [exact_value(getattr(point, metric.key)) for point in points] for metric in _METRICS}
-    known = {key: [value for value in values if value is not None] for key, values in numbers.items()}
+    values_by_metric = {
+        metric.key: [exact_value(getattr(point, metric.key)) for point in points] for metric in _METRICS
+    }
+    known_by_metric = {
+        key: [value for value in values if value is not None] for key, values in values_by_metric.items()
+    }
     paper = None
     if printed is not None:
+        # Exactly the printed decimals; percentages become shares of 1.
         paper = {metric.key: Fraction(repr(getattr(printed, metric.key))) / metric.scale for metric in _METRICS}
     return VariantMean(
         name,
-        {key: sum(values, Fraction(0)) / len(values) if values else None for key, values in known.items()},
-        {key: len(values) for key, values in known.items()},
+        {key: sum(values, Fraction(0)) / len(values) if values else None for key, values in known_by_metric.items()},
+        {key: len(values) for key, values in known_by_metric.items()},
         paper,
     )
 

@@ -19,19 +19,19 @@ _Run = tuple[SeriesCurve, SeriesPoint]
 
 def series_table(compared: SeriesComparison) -> Table:
     """Return the table of runs in the order of their labels: metrics with intervals, and gains over the first run."""
-    several = any(compared.series)
+    has_names = any(compared.series)
     rows = [(curve, point) for curve in compared.curves for point in curve.points]
-    bootstrap = any(has_bootstrap(point) for _, point in rows)
-    gains = "Gain over the first, points"
+    has_bootstrap_interval = any(has_bootstrap(point) for _, point in rows)
+    gain_group = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
         rows,
-        text_column("Run", lambda row: row[1].policy if several else row[1].name),
+        text_column("Run", lambda row: row[1].policy if has_names else row[1].name),
         text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
         Column("n", value=lambda row: row[1].n),
         *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
-        *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
-        notes=(PAPER_INTERVALS if bootstrap else INTERVALS, *_gain_notes(compared)),
+        *(Column(metric.label, value=partial(_gain_cell, metric), group=gain_group) for metric in GAINS),
+        notes=(PAPER_INTERVALS if has_bootstrap_interval else INTERVALS, *_gain_notes(compared)),
         dash=DASH,
         name="series",
         remarks=compared.warnings,
@@ -56,7 +56,7 @@ def _gain_cell(metric: Metric, row: _Run) -> Cell:
     if gain.ci is None:
         return Cell(format_points(gain.difference), value)
     low, high = gain.ci
-    return Cell(format_points(gain.difference), value, _format_span(gain.ci), interval=(100 * low, 100 * high))
+    return Cell(format_points(gain.difference), value, _format_points_range(gain.ci), interval=(100 * low, 100 * high))
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
@@ -96,8 +96,8 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
     return [
         *describe_trends(curve.trends),
-        _describe_order(points, first),
-        *_describe_safety(curve, points, first),
+        _describe_rise_order(points, first),
+        *_describe_safety_changes(curve, points, first),
         f"These sentences are only about {count_noun(tasks, 'task')}.",
     ]
 
@@ -106,45 +106,51 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     """Return a sentence on whether success and Safety rise or fall along the series; [] if that was not tested."""
     if not trends:
         return []
-    parts = []
+    trend_texts = []
     for trend in trends:
-        rising = "rises" if trend.correlation > 0 else "falls"
-        shown = is_significant(trend.p_adjusted)
+        trend_text = "rises" if trend.correlation > 0 else "falls"
+        is_shown = is_significant(trend.p_adjusted)
         numbers = f"rank correlation {format_fixed(trend.correlation, 2)}, p {format_p_value(trend.p_adjusted)}"
-        if shown and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
-            lacking = count_noun(trend.unknown, "episode")
-            rising = f"is undecided: it {rising}, but {lacking} without a value could change that"
-        parts.append(f"{METRICS[trend.metric].label} {rising if shown else 'shows no trend'} ({numbers})")
-    tested = " and ".join(count_noun(states, "initial state") for states in dict.fromkeys(t.states for t in trends))
+        if is_shown and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
+            missing_text = count_noun(trend.unknown, "episode")
+            trend_text = f"is undecided: it {trend_text}, but {missing_text} without a value could change that"
+        trend_texts.append(f"{METRICS[trend.metric].label} {trend_text if is_shown else 'shows no trend'} ({numbers})")
+    tested = " and ".join(
+        count_noun(states, "initial state") for states in dict.fromkeys(trend.states for trend in trends)
+    )
     unknown = max(trend.unknown for trend in trends)
     left_out = f"; left out: {count_noun(unknown, 'episode')} without a value" if unknown else ""
-    return [f"Over the checkpoints, {', '.join(parts)} (Page's test, {tested}{left_out})."]
+    return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
 # A metric and its name, then the metric that it may rise ahead of, and the name of that metric.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
-def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
+def _gain_interval(point: SeriesPoint, metric: Metric) -> Bounds:
+    # Only for points whose gains have intervals.
     ends = point.gains[metric].ci
     assert ends is not None
     return ends
 
 
-def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
+def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
+    # A metric rises ahead if its whole interval is above 0 and above the interval of the other metric.
     for point in points:
         for metric, name, other, other_name in _LEADS:
-            if _ends(point, metric)[0] > max(0.0, _ends(point, other)[1]):
-                gains = " points against ".join(_format_span(_ends(point, each)) for each in (metric, other))
+            if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):
+                gains = " points against ".join(_format_points_range(_gain_interval(point, m)) for m in (metric, other))
                 return (
                     f"{name} rises ahead of {other_name}: at {point.name}, its gain over {first} is larger ({gains})."
                 )
-    risen = [
-        f"{name} at {_list_labels(above)}" for metric, name, *_ in _LEADS if (above := _select_risen(points, metric))
+    rises = [
+        f"{name} at {_list_labels(risen_points)}"
+        for metric, name, *_ in _LEADS
+        if (risen_points := _select_risen(points, metric))
     ]
-    if not risen:
+    if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
-    return f"Which of the two rises first is open. Shown to be above {first}: {', '.join(risen)}."
+    return f"Which of the two rises first is open. Shown to be above {first}: {', '.join(rises)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
@@ -152,15 +158,15 @@ def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesP
     return [point for point, gain in gains if gain.excludes_zero and (gain.difference or 0.0) > 0]
 
 
-def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
+def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
-    full = curve.points[0].numbers[SAFETY].value == 1.0
+    is_full = curve.points[0].numbers[SAFETY].value == 1.0
     return [
         *([f"On these tasks, Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
         *([f"On these tasks, Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
-        *([f"Safety is 100 % at {first} and cannot rise from there."] if full else []),
-        *([] if risen or full else [f"No run is shown to be safer than {first}."]),
+        *([f"Safety is 100 % at {first} and cannot rise from there."] if is_full else []),
+        *([] if risen or is_full else [f"No run is shown to be safer than {first}."]),
     ]
 
 
@@ -169,6 +175,6 @@ def _list_labels(points: Sequence[SeriesPoint]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _format_span(ends: Bounds) -> str:
+def _format_points_range(ends: Bounds) -> str:
     low, high = ends
     return f"{format_points(low)} to {format_points(high)}"

@@ -42,8 +42,8 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
-    of_cell = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
-    return sorted(of_cell, key=lambda task: (len(task.task_id), task.task_id))  # task_9 before task_10
+    tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
+    return sorted(tasks, key=lambda task: (len(task.task_id), task.task_id))  # task_9 before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
@@ -64,7 +64,7 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
     """
     return tabulate(
         "Specifications that apply to each task",
-        [_active_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
+        [_task_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
         *(text_column(name, itemgetter(k)) for k, name in enumerate(("Suite", "Task", "Template"))),
         Column("Active", "scored specifications that apply", itemgetter(3)),
         text_column("Inactive, and why", itemgetter(4)),
@@ -72,14 +72,15 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
     )
 
 
-def _active_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
+def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
+    # Specification -> why it is inactive in the task, "" if it is active.
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
     reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
-    texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
-    why = "; ".join(f"{name} ({text})" for name, text in texts.items())
-    return *task, template_name(ruleset.registry, task), len(reasons) - len(texts), why or "none"
+    inactive_texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
+    why = "; ".join(f"{name} ({text})" for name, text in inactive_texts.items())
+    return *task, template_name(ruleset.registry, task), len(reasons) - len(inactive_texts), why or "none"
 
 
 def template_name(registry: Registry, task: Task) -> str:
@@ -92,6 +93,7 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
+    # Numbers of successes: all, those with violations with (`on`) and without the registry (`off`), and the difference.
     template: str
     spec_id: str
     why: str
@@ -111,17 +113,23 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     assert on.episode_id == off.episode_id
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
     templates = {task: template_name(ruleset.registry, task) for task in set(tasks)}
-    in_phases = {task: ruleset.reasons_of_phases(*task) for task in templates}
-    names = [templates[task] for task in tasks]
-    counted = on.success & on.is_counted & on.is_judged
+    phase_reasons = {task: ruleset.reasons_of_phases(*task) for task in templates}
+    template_names = [templates[task] for task in tasks]
+    counted_successes = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
-    for template in [*dict.fromkeys(names), "all"]:
-        successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
-        compared = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
-        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k, in_phases)) for k in compared]
-        rows += [own for spec, own in effects if (own.on or own.off) and (own.removed or _is_compared(spec))]
-        flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
-        rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))
+    for template in [*dict.fromkeys(template_names), "all"]:
+        successes = counted_successes & np.array([template in ("all", name) for name in template_names], dtype=np.bool_)
+        compared_columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
+        effects = [
+            (on.specs[k], _spec_effect(on, off, successes, template, k, phase_reasons)) for k in compared_columns
+        ]
+        rows += [
+            effect
+            for spec, effect in effects
+            if (effect.on or effect.off) and (effect.removed or _is_always_shown(spec))
+        ]
+        masks = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
+        rows.append(_Effect(template, "", "", *(int(mask.sum()) for mask in masks)))
     return tabulate(
         "What the applicability registry removes",
         rows,
@@ -144,19 +152,27 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
 _ONLY_IN_PHASES = "In a phase, displacement counts from the phase's start: some violations occur only in phases."
 
 
-def _is_compared(spec: SpecColumn) -> bool:
+def _is_always_shown(spec: SpecColumn) -> bool:
+    # Whether a row is shown even if the registry removes nothing.
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
 def _spec_effect(
-    on: Scores, off: Scores, successes: Bools, template: str, column: int, in_phases: Mapping[Task, Mapping[str, str]]
+    on: Scores,
+    off: Scores,
+    successes: Bools,
+    template: str,
+    column: int,
+    phase_reasons: Mapping[Task, Mapping[str, str]],
 ) -> _Effect:
-    spec_id, kept = on.specs[column].spec_id, on.is_violated[column] & successes
-    broken = off.is_violated[column] & successes
-    removed = broken & ~kept
+    spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
+    violated_off = off.is_violated[column] & successes
+    removed = violated_off & ~violated_on  # [E], like the other masks
     reasons = [
-        on.reasons[on.reason[column, k]] or in_phases[on.benchmark[k], on.task_id[k]].get(spec_id, "")
+        on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)
     ]
     why = "; ".join(dict.fromkeys(describe_reason(reason, with_tags=False) for reason in reasons))
-    return _Effect(template, spec_id, why, *(int(flag.sum()) for flag in (successes, kept, broken, removed)))
+    return _Effect(
+        template, spec_id, why, *(int(mask.sum()) for mask in (successes, violated_on, violated_off, removed))
+    )

@@ -43,8 +43,8 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     is not installed.
     """
     with limit_memory(path):
-        recordings = recording_files(path)
-        return [take for file in recordings for take in _read_recording(file)] or read_demonstrations(path)
+        files = recording_files(path)
+        return [episode for file in files for episode in _read_recording(file)] or read_demonstrations(path)
 
 
 # Results
@@ -79,8 +79,8 @@ def find_results(path: Path) -> list[Path]:
     """Return the files of results at a path that `read_results` can read; [] if there are none. For a folder, return
     its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
-    info = path / EVAL_INFO if path.is_dir() else path
-    return [info] if info.name == EVAL_INFO and info.is_file() else recording_files(path)
+    info_path = path / EVAL_INFO if path.is_dir() else path
+    return [info_path] if info_path.name == EVAL_INFO and info_path.is_file() else recording_files(path)
 
 
 def read_results(path: Path) -> ForeignResults:
@@ -90,44 +90,46 @@ def read_results(path: Path) -> ForeignResults:
     place = Place(file=str(path))
     try:
         with limit_memory(path):
-            read = _read_harness(path) if _is_sqlite(path) else _read_lerobot(path)
+            results = _read_harness_results(path) if _is_sqlite(path) else _read_lerobot(path)
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
-    if not read.episodes:
+    if not results.episodes:
         raise RecordError("there are no episodes", remedy="Pass the file of a finished evaluation.", place=place)
-    return read
+    return results
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = load_json(read_input(path))
     if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
-        unnamed = tuple(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"])
+        unnamed_episodes = tuple(
+            ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"]
+        )
         remark = "LeRobot before 0.4 wrote the file, which names neither suites nor tasks"
-        return ForeignResults("LeRobot eval_info.json", unnamed, (remark,))
+        return ForeignResults("LeRobot eval_info.json", unnamed_episodes, (remark,))
     episodes = tuple(
         ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
         for task in tree["per_task"]
         for success in task["metrics"]["successes"]
     )
-    stated = tree.get("overall", {}).get("n_episodes")
-    is_incomplete = stated is not None and stated != len(episodes)
-    remarks = (f"the file states {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
+    stated_count = tree.get("overall", {}).get("n_episodes")
+    is_incomplete = stated_count is not None and stated_count != len(episodes)
+    remarks = (f"the file states {stated_count} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
 
 
-def _read_harness(path: Path) -> ForeignResults:
+def _read_harness_results(path: Path) -> ForeignResults:
     with closing(_open_recording(path)) as connection:
-        entries = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
-        suites = {eval_id: str(entry.get("benchmark") or eval_id) for eval_id, entry in entries.items()}
+        metadata_by_id = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
+        suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
         episodes = tuple(
             ForeignEpisode(suites.get(eval_id, str(eval_id)), str(task), _STATUSES[status], steps)
             for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error and are excluded from all rates"] if errors else []
-    if any(_entry_parameters(entry) for entry in entries.values()):
+    if any(_libero_parameters(metadata) for metadata in metadata_by_id.values()):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remarks.append(f"If the recording has actions for LIBERO, this command replays and judges them: {command}")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
@@ -179,10 +181,10 @@ def _open_recording(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names ignore case in SQLite
-        for name, kind in connection.execute(listed, _TABLES):
-            hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
-            if kind != "table" or hidden:
+        query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names ignore case in SQLite
+        for name, table_type in connection.execute(query, _TABLES):
+            computed_column = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
+            if table_type != "table" or computed_column:
                 raise ValueError(f"{name} is not a plain table")
     except (sqlite3.Error, ValueError):
         connection.close()
@@ -193,55 +195,58 @@ def _open_recording(path: Path) -> sqlite3.Connection:
 def _read_recording(path: Path) -> list[RecordedActions]:
     try:
         with closing(_open_recording(path)) as connection:
-            takes = list(_read_episodes(path, connection))
+            episodes = list(_read_episodes(path, connection))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         remedy = "Name the output folder of vla-evaluation-harness, or its recording-*.sqlite."
         problem = f"cannot be read as a recording of vla-evaluation-harness: {type(error).__name__}: {error}"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
-    if not takes:
+    if not episodes:
         remedy = (
             "Record with vla-evaluation-harness 0.7 or later, and in its configuration either leave "
             "`recording.step_fields` out or list `action` and `state` there."
         )
         problem = "no finished episode of the LIBERO benchmark has an action in every step"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
-    return takes
+    return episodes
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and have an action in every step, in stored order."""
-    entries = {
-        str(eval_id): (str(name), _entry_parameters(load_json(text)))
-        for eval_id, name, text in connection.execute(_METADATA)
+    # Evaluation -> the policy's name and the parameters of LIBERO.
+    policy_by_id = {
+        str(eval_id): (str(policy), _libero_parameters(load_json(text)))
+        for eval_id, policy, text in connection.execute(_METADATA)
     }
-    environment: tuple[str, str, str] | None = None
+    last_environment: tuple[str, str, str] | None = None
     resets = 0
     for sid, eid, eval_id, task, episode_id, status, steps, text in connection.execute(_EPISODES):
-        name, parameters = entries.get(str(eval_id), ("", None))
+        policy, parameters = policy_by_id.get(str(eval_id), ("", None))
         if parameters is None:
             continue
         context = load_json(text)
         # A process keeps its environment while the task stays the same, and seeds an environment only on its creation.
-        present = (str(sid), str(eval_id), str(context["task_id"]))
-        resets = resets + 1 if present == environment else 0
-        environment = present
+        current_environment = (str(sid), str(eval_id), str(context["task_id"]))
+        resets = resets + 1 if current_environment == last_environment else 0
+        last_environment = current_environment
         rows = []
         for (fields,) in connection.execute(_STEPS, (sid, eid)):
-            tree = load_json(fields)
-            rows.append({name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree})
+            step = load_json(fields)
+            rows.append(
+                {field: list(step[field])[:_MAX_STEP_NUMBERS] for field in ("action", "state") if field in step}
+            )
         if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
             continue
-        where = Place(str(path), episode=f"{task}, episode {episode_id}")
+        place = Place(str(path), episode=f"{task}, episode {episode_id}")
         if len(rows) != steps:
             problem = f"the file states {steps} steps for the episode, but has {len(rows)} rows"
-            raise RecordError(problem, remedy="Steps are missing: remove the episode from the recording.", place=where)
+            raise RecordError(problem, remedy="Steps are missing: remove the episode from the recording.", place=place)
         yield RecordedActions(
-            name=f"{name}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
+            name=f"{policy}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
             source=path.name,
-            actions=_read_rows(rows, "action", 7, where),
-            proprioception=_read_rows(rows, "state", 8, where) if all("state" in row for row in rows) else None,
+            actions=_read_rows(rows, "action", 7, place),
+            proprioception=_read_rows(rows, "state", 8, place) if all("state" in row for row in rows) else None,
             success=status == "success",
             benchmark=str(parameters["suite"]).replace("_", "-"),
             task_id=f"task_{int(context['task_id'])}",
@@ -250,27 +255,28 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             env_seed=int(parameters["env_seed"]),
             wait_steps=int(parameters["num_steps_wait"]),
             earlier_resets=resets,
-            policy=name,
+            policy=policy,
             absolute=bool(parameters["absolute_action"]),
         )
 
 
-_STEP_NUMBERS = 128  # maximum count of numbers to read from one field of a step (`action` has 7, `state` 8)
+_MAX_STEP_NUMBERS = 128  # maximum count of numbers to read from one field of a step (`action` has 7, `state` 8)
 
 
-def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    # The parameters of a LIBERO evaluation, with defaults; None for other benchmarks.
     config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None
-    asked = (metadata.get("server_info") or {}).get("observation_params") or {}
-    parameters = {**_DEFAULTS, **asked, **(config.get("params") or {})}
+    requested = (metadata.get("server_info") or {}).get("observation_params") or {}
+    parameters = {**_DEFAULTS, **requested, **(config.get("params") or {})}
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
     return {**parameters, "env_seed": seed}
 
 
-def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
+def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, place: Place) -> Floats:
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"
-        raise RecordError(problem, remedy=f"Record {size} finite numbers per step.", place=where)
+        raise RecordError(problem, remedy=f"Record {size} finite numbers per step.", place=place)
     return values

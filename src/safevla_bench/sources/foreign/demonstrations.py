@@ -94,11 +94,11 @@ class RecordedActions:
             names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
             return len({*names}) == 1 and self.task_id in (task.task_id, f"task_{task.index}")
         if self.task is not None:
-            named = task.name.rpartition("/")[2].removesuffix(".bddl")
+            bddl_name = task.name.rpartition("/")[2].removesuffix(".bddl")
             suites = {name.replace("_", "-") for name in (self.suite, task.benchmark) if name is not None}
-            return self.task == named and len(suites) == 1
-        asked = _normalize_instruction(task.instruction)
-        return self.instruction is not None and _normalize_instruction(self.instruction) == asked
+            return self.task == bddl_name and len(suites) == 1
+        task_instruction = _normalize_instruction(task.instruction)
+        return self.instruction is not None and _normalize_instruction(self.instruction) == task_instruction
 
 
 def _normalize_instruction(instruction: str) -> str:
@@ -127,7 +127,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on the child's processor time: 5 s, plus 1 s per 10 MB
-_IDLE_SECONDS = 60  # the limit on the child's wall-clock time is 60 s plus five times the limit on its processor time
+_WAIT_SECONDS = 60  # the limit on the child's wall-clock time is 60 s plus five times the limit on its processor time
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
@@ -153,23 +153,24 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
-    words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # fewer threads reserve less memory
+    command = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
+    python_path = os.pathsep.join(filter(None, sys.path))
+    # Fewer threads reserve less memory.
+    environment = {**os.environ, "PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"}
     remedy = "The file is damaged; copy it again, or leave it out."
     try:
         process = subprocess.run(
-            list(map(str, words)),
+            list(map(str, command)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=[descriptor],
             env=environment,
-            timeout=_IDLE_SECONDS + 5 * seconds,
+            timeout=_WAIT_SECONDS + 5 * seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise RecordError(f"reading the file took more than {_IDLE_SECONDS + 5 * seconds} s", remedy=remedy) from None
+        raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
     code = process.returncode
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         raise RecordError(f"reading the file took more than {seconds} s of processor time", remedy=remedy)
@@ -183,8 +184,9 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
-    parts = np.split(numbers, list(accumulate(map(math.prod, shapes))))
-    arrays = iter([part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)])
+    # Flat arrays, one for each shape, and an empty one at the end, which zip ignores.
+    flat_arrays = np.split(numbers, list(accumulate(map(math.prod, shapes))))
+    arrays = iter([flat.reshape(shape) for flat, shape in zip(flat_arrays, shapes, strict=False)])
     for demo in demos:
         yield RecordedActions(
             name=demo.name,
@@ -203,43 +205,46 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     be read or lacks what an episode needs, or if actions differ in size.
     """
     instructions = read_instructions(folder)
-    takes = []
+    episodes = []
     remedy = "Every frame needs an `action`, and all actions must have the same count of numbers."
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")
-            text = instructions.get(frames["task_index"][0].as_py())
-            take = RecordedActions(name=episode_name(frames), source=folder.name, actions=actions, instruction=text)
-            takes.append(take)
-        widths = dict.fromkeys(take.actions.shape[1] for take in takes)
+            instruction = instructions.get(frames["task_index"][0].as_py())
+            episode = RecordedActions(
+                name=episode_name(frames), source=folder.name, actions=actions, instruction=instruction
+            )
+            episodes.append(episode)
+        widths = dict.fromkeys(episode.actions.shape[1] for episode in episodes)
         if len(widths) != 1:
             raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")
-    return list(_add_starts(folder.resolve(), takes))
+    return list(_add_starts(folder.resolve(), episodes))
 
 
-_RECORDINGS, _SEED, _WAIT_STEPS = "recordings", 1000, 10
-_RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_(\d{{1,6}}))?)")
+_RECORDINGS, _FIRST_SEED, _WAIT_STEPS = "recordings", 1000, 10
+_RECORDING_PATH = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_(\d{{1,6}}))?)")
 
 
-def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
+def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     """Yield a dataset's episodes. If the path has the form of lerobot-eval, add the task and start that it states."""
-    recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
-    if recorded is None:
-        yield from takes
+    match = next(filter(None, (_RECORDING_PATH.fullmatch("/".join(folder.parts[-depth:])) for depth in (2, 3))), None)
+    if match is None:
+        yield from episodes
         return
-    place, suite, task, environment = recorded.groups()
-    together = len(list(folder.parent.glob("env_*"))) if environment else 1
-    for number, take in enumerate(takes):
-        index = int(environment or 0) + number * together
+    recording_path, suite, task, environment_text = match.groups()
+    environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
+    for number, episode in enumerate(episodes):
+        # Environments run in parallel, so successive episodes of one are `environment_count` initial states apart.
+        init_state = int(environment_text or 0) + number * environment_count
         yield replace(
-            take,
-            name=f"{place}/{take.name}",
+            episode,
+            name=f"{recording_path}/{episode.name}",
             benchmark=suite.replace("_", "-"),
             task_id=f"task_{int(task)}",
-            init_state_index=index,
-            env_seed=_SEED + index,
+            init_state_index=init_state,
+            env_seed=_FIRST_SEED + init_state,
             wait_steps=_WAIT_STEPS,
         )
 
@@ -256,9 +261,9 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
             return read_dataset(path)
         datasets = [info.parents[1] for depth in ("*", "*/*") for info in sorted(path.glob(f"{depth}/{INFO}"))]
         if datasets:
-            return [take for folder in datasets for take in read_dataset(folder)]
+            return [episode for folder in datasets for episode in read_dataset(folder)]
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
-        return [take for file in files for take in read_hdf5(file)] if files else None
+        return [episode for file in files for episode in read_hdf5(file)] if files else None
     if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():

@@ -25,15 +25,15 @@ class Refusal(Exception):
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
     """Write the demonstrations of the open file to stdout."""
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_CPU, seconds)
-    _lower(resource.RLIMIT_DATA, memory)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_CPU, seconds)
+    _lower_limit(resource.RLIMIT_DATA, memory)
     matrices: list[Any] = []
     try:
         import h5py
 
         with h5py.File(f"/dev/fd/{descriptor}", "r") as file:
-            _lower(resource.RLIMIT_NOFILE, 0)
+            _lower_limit(resource.RLIMIT_NOFILE, 0)
             answer: dict[str, object] = {"demos": list(_read_demos(file, matrices))}
     except Refusal as refusal:
         answer = {"error": refusal.args}
@@ -47,9 +47,9 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
         sys.stdout.buffer.write(matrix)
 
 
-def _lower(kind: int, limit: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+def _lower_limit(resource_kind: int, limit: int) -> None:
+    hard = resource.getrlimit(resource_kind)[1]
+    resource.setrlimit(resource_kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: str | None = None) -> NoReturn:
@@ -57,15 +57,16 @@ def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: 
 
 
 def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
+    # Yields the facts of each demonstration, and appends its actions and states to `matrices`.
     import h5py
 
-    data = _own_item(file, "data", h5py.Group)
+    data = _read_item(file, "data", h5py.Group)
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
     if not names:
         _refuse("there are no demonstrations", "Demonstrations are the groups data/demo_0, data/demo_1, …")
     for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
-        demo = _own_item(data, name, h5py.Group)
+        demo = _read_item(data, name, h5py.Group)
         actions = _read_matrix(demo, name, "actions")
         states = _read_matrix(demo, name, "states") if "states" in demo else None
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
@@ -83,7 +84,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
         }
 
 
-def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
+def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
     """Return an item of a group. Raises `Refusal` for another kind of item, or a link, which could leave the file."""
     import h5py
 
@@ -99,29 +100,34 @@ def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any
     return item
 
 
-def _read_matrix(demo: Any, name: str, field: str) -> Any:
+def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
     import h5py
     import numpy as np
 
-    rows = _own_item(demo, field, h5py.Dataset, name)
+    rows = _read_item(demo, field, h5py.Dataset, demo_name)
     if rows.is_virtual or rows.external:
-        _refuse("the numbers are stored in another file", "Store the numbers in this file.", name, field)
+        _refuse("the numbers are stored in another file", "Store the numbers in this file.", demo_name, field)
     remedy = "Write one row of numbers per step."
     if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
-        _refuse(f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", remedy, name, field)
+        _refuse(f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", remedy, demo_name, field)
     try:
         return np.asarray(rows, dtype="<f8")
     except (OSError, TypeError, ValueError) as error:
-        _refuse(f"cannot be read as numbers: {' '.join(str(error).split())}", remedy, name, field)
+        _refuse(f"cannot be read as numbers: {' '.join(str(error).split())}", remedy, demo_name, field)
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    file = _decode_text(attributes.get("bddl_file_name"))
-    parts = PurePosixPath(file) if file else None
+    # Returns suite, task and instruction; None = not stated.
+    bddl_file = _decode_text(attributes.get("bddl_file_name"))
+    bddl_path = PurePosixPath(bddl_file) if bddl_file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
-    suite = (parts.parent.name or None) if parts else None
-    named = [_parse_json(attributes.get(name)).get("env_name") for name in ("env_args", "env_info")]
-    task = parts.stem if parts else next(filter(None, map(_decode_text, [*named, attributes.get("env")])), None)
+    suite = (bddl_path.parent.name or None) if bddl_path else None
+    env_names = [_parse_json(attributes.get(key)).get("env_name") for key in ("env_args", "env_info")]
+    task = (
+        bddl_path.stem
+        if bddl_path
+        else next(filter(None, map(_decode_text, [*env_names, attributes.get("env")])), None)
+    )
     return suite, task, instruction.strip('"') if instruction else None
 
 

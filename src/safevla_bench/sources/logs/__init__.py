@@ -35,16 +35,16 @@ class Log:
         """Yield each episode as a batch of one, or the error of an invalid episode. `wanted` are the indices of the
         episodes to read; None = all. For a log that cannot be read at all, yield one error. Raises no error.
         """
-        where = self.path if self.recordings else self.mapping_file or self.path
+        location = self.path if self.recordings else self.mapping_file or self.path
         try:
             yield from limit_each(self.path, self._build_episodes(wanted))
         except RecordError as error:
-            yield error.with_place(Place(file=str(where)))
+            yield error.with_place(Place(file=str(location)))
 
     def _build_episodes(self, wanted: Collection[int] | None) -> Iterator[Batch | RecordError]:
         self.require_mapping()
-        names = [recording.name for recording in self.recordings]
-        tasks = records.name_tasks(names or lerobot.read_instructions(self.path).values())
+        recording_names = [recording.name for recording in self.recordings]
+        tasks = records.name_tasks(recording_names or lerobot.read_instructions(self.path).values())
         seen = set[str]()
         for episode in self.read_logged(wanted):
             seen.add(str(episode.place.episode if isinstance(episode, RecordError) else episode.name))
@@ -65,19 +65,19 @@ class Log:
         """Yield each episode of the log, or its error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
-        place = 0
+        index = 0  # of the episode in the log; without trials, a recording is one episode
         for recording in self.recordings:
-            if wanted is not None and not self.mapping.trials and place not in wanted:
-                place += 1
+            if wanted is not None and not self.mapping.trials and index not in wanted:
+                index += 1
                 continue
             try:
                 for episode in limit_each(recording.parts[0], trials.read_episodes(recording, self.mapping)):
-                    if wanted is None or place in wanted:
+                    if wanted is None or index in wanted:
                         yield episode
-                    place += 1
+                    index += 1
             except RecordError as error:
                 yield error.with_place(Place(file=str(recording.parts[0])))
-                place += 1
+                index += 1
 
     def require_mapping(self) -> None:
         """Raise `MappingNeededError`, which proposes a mapping, if none exists; `RecordError` for an unreadable log."""
@@ -85,23 +85,28 @@ class Log:
             return
         try:
             with limit_memory(self.path):
-                found, says_success, robot = self._find_sources()
+                sources, says_success, robot = self._find_sources()
         except RecordError as error:
             raise error.with_place(Place(file=str(self.path))) from None
-        target = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
-        listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in found) or "nothing"
-        remedy = f"Save the mapping from standard output as {target}, and fill it in. The log has: {listed}."
+        mapping_path = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
+        listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in sources) or "nothing"
+        remedy = f"Save the mapping from standard output as {mapping_path}, and fill it in. The log has: {listed}."
         problem = "the log needs a mapping of its sources to parts of a record"
-        mapping = proposal.propose_mapping(found, says_success, robot)
+        mapping = proposal.propose_mapping(sources, says_success, robot)
         raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))
 
     def _find_sources(self) -> tuple[list[proposal.FoundSource], bool, str | None]:
+        # Returns the sources, whether the log says how its episodes ended, and the robot.
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot
         topics = recordings.scan_topics(self.recordings[0].parts)
         topics.require_messages()
-        return [proposal.FoundSource(*item, (), 0) for item in sorted(topics.list_kinds().items())], False, None
+        return (
+            [proposal.FoundSource(*topic_and_kind, (), 0) for topic_and_kind in sorted(topics.list_kinds().items())],
+            False,
+            None,
+        )
 
 
 class MappingNeededError(RecordError):
@@ -127,22 +132,24 @@ def find_log(path: Path) -> Log | None:
     Return None for anything else. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that does
     not name a log.
     """
-    named = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
-    if named is not None and named.log is None:
+    given_mapping = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
+    if given_mapping is not None and given_mapping.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
-    log = path if named is None else path.parent / str(named.log)
-    with limit_memory(log):
-        found = recordings.find_recordings(log)
-    if (log / lerobot.INFO_1).is_file():
-        raise lerobot.version_error("v1").with_place(Place(file=str(log / lerobot.INFO_1)))
-    if not found and not (log / lerobot.INFO).is_file():
-        if named is None:
+    log_path = path if given_mapping is None else path.parent / str(given_mapping.log)
+    with limit_memory(log_path):
+        found_recordings = recordings.find_recordings(log_path)
+    if (log_path / lerobot.INFO_1).is_file():
+        raise lerobot.version_error("v1").with_place(Place(file=str(log_path / lerobot.INFO_1)))
+    if not found_recordings and not (log_path / lerobot.INFO).is_file():
+        if given_mapping is None:
             return None
         remedy = (
             "Name a LeRobot dataset (a folder with meta/info.json), a bag of ROS (.mcap, .db3, .bag, or the folder "
             "with its metadata.yaml), or a folder of these."
         )
-        raise RecordError(f"{named.log!r} is not a log", remedy=remedy, place=Place(file=str(path), field="log"))
-    mapping, mapping_file = records.default_mapping(path) if named is None else (named, path)
-    return Log(log, found, mapping, mapping_file)
+        raise RecordError(
+            f"{given_mapping.log!r} is not a log", remedy=remedy, place=Place(file=str(path), field="log")
+        )
+    mapping, mapping_file = records.default_mapping(path) if given_mapping is None else (given_mapping, path)
+    return Log(log_path, found_recordings, mapping, mapping_file)

@@ -26,7 +26,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
 """Messages with log time 0 precede a simulation's start, and are left out, if all other log times exceed this."""
-_LATEST = np.iinfo(np.int64).max
+_LATEST_NS = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
@@ -59,16 +59,16 @@ def align(
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
-    edges = transforms.stamps
-    clock = _choose_clock(mapping, trial.facts, stamps, edges)
-    if clock in stamps and (lacking := find_placeless(stamps[clock])).any():
-        warn(f"{lacking.sum()} messages of the clock, [{clock}], are left out, since their header stamp is zero")
-        channels[clock].choose(~lacking)
+    edge_stamps = transforms.stamps
+    clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
+    if clock in stamps and (is_placeless := find_placeless(stamps[clock])).any():
+        warn(f"{is_placeless.sum()} messages of the clock, [{clock}], are left out, since their header stamp is zero")
+        channels[clock].choose(~is_placeless)
         stamps[clock] = channels[clock].stamps
-    times = place_messages({**stamps, **edges}, clock, warn)
+    times = place_messages({**stamps, **edge_stamps}, clock, warn)
     instants = np.unique(times[clock].time_ns)
-    if repeated := len(times[clock].time_ns) - len(instants):
-        warn(f"{repeated} clock messages are left out, since they repeat an earlier time")
+    if repeated_count := len(times[clock].time_ns) - len(instants):
+        warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
@@ -106,9 +106,11 @@ class _Channel:
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
-            moving = next((frame for frame in taker.frame_names if frame in taker.children), None)
-            if moving and not taker.columns.into:
-                problem = f"[{taker.part}] is relative to {moving}, whose pose is also in {taker.topic} and may change"
+            moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
+            if moving_frame and not taker.columns.into:
+                problem = (
+                    f"[{taker.part}] is relative to {moving_frame}, whose pose is also in {taker.topic} and may change"
+                )
                 warn(f"{problem}; write `in` to convert the poses to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
@@ -122,12 +124,12 @@ class _Channel:
             warn(f"[{taker.part}] has different static poses; the last one is used throughout")
         if not self.is_static:
             log_ns = self.stamps.log_ns
-            early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
-            early &= not early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST) > _TICK_NS)
-            if early.any():
-                problem = f"{early.sum()} messages of [{taker.part}] are left out"
+            is_early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
+            is_early &= not is_early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST_NS) > _TICK_NS)
+            if is_early.any():
+                problem = f"{is_early.sum()} messages of [{taker.part}] are left out"
                 warn(f"{problem}: a simulation sent them before its first tick")
-            self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~early)
+            self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~is_early)
         if not len(self.rows):
             problem = f"there is no message of {taker.part} in this trial"
             raise RecordError(problem, remedy="Check the start and the end of the trial.")
@@ -138,13 +140,14 @@ class _Channel:
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part sampled at the instants. `times` are the times of its messages; None for a static part."""
+        # The order of the messages by time; of a static part, the last message at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         self.choose(order)
         time_ns = instants if times is None else times.time_ns[order]
         if isinstance(self.taker, NumberTaker):
             series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
         else:
-            series = _sample_poses(self._bring(tree, time_ns), time_ns, instants, self.columns)
+            series = _sample_poses(self._convert_poses(tree, time_ns), time_ns, instants, self.columns)
         series = series._replace(is_single=self.is_single)
         if times is None:
             return series._replace(poses=0)
@@ -153,54 +156,64 @@ class _Channel:
         rate_hz, gap_s = (1 / period_s if period_s else None), float(steps_s.max(initial=0.0)) or None
         return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
-    def _bring(self, tree: FrameTree, time_ns: Ints) -> Floats:
+    def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
+        # Converts the poses to the frame `into`, if the mapping names one.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
-        brought, known = np.full_like(self.rows, np.nan), records.are_known(self.rows, self.columns)
-        for frame, number in self.taker.frame_names.items():
-            of_frame = known & (self.in_frame == number)
-            if of_frame.any() and not frame:
+        converted, is_known = np.full_like(self.rows, np.nan), records.are_known(self.rows, self.columns)
+        for frame, frame_index in self.taker.frame_names.items():
+            is_in_frame = is_known & (self.in_frame == frame_index)
+            if is_in_frame.any() and not frame:
                 problem = f"the poses of {self.taker.topic} do not name their frame"
                 refuse_field(problem, "Leave `in` out.", self.taker.part)
-            if of_frame.any():
-                brought[of_frame] = tree.bring(self.rows[of_frame], frame, self.frames[0], time_ns[of_frame])
-        return brought
+            if is_in_frame.any():
+                converted[is_in_frame] = tree.bring(self.rows[is_in_frame], frame, self.frames[0], time_ns[is_in_frame])
+        return converted
 
 
 def _choose_clock(
-    mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
+    mapping: records.LogMapping, facts: records.Episode, stamps: Mapping[str, Stamps], edge_stamps: Mapping[str, Stamps]
 ) -> str:
     """Return the part whose messages define the instants: the one that `clock` names; else the hand, since a record
-    needs its pose; else the pose with the most messages. If all poses are static in their frames, it is the transform
-    with the most messages. A faster torque is not used: poses interpolated at its instants have wrong accelerations.
+    needs its pose; else a pose, a transform or any part, in this order; of several, the one with the most messages. A
+    faster torque is not used if there are poses, because poses interpolated at its instants have wrong accelerations.
     """
-    asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
-    if facts.clock is not None and not asked:
+    asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
+    if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
-    poses = [part for part in stamps if isinstance(mapping.sources[part], records.PoseColumns)]
-    found = asked or [part for part in poses if part.partition(".")[0] == "eef"] or poses or [*edges] or [*stamps]
-    if not found:
+    pose_parts = [part for part in stamps if isinstance(mapping.sources[part], records.PoseColumns)]
+    candidates = (
+        asked_parts
+        or [part for part in pose_parts if part.partition(".")[0] == "eef"]
+        or pose_parts
+        or [*edge_stamps]
+        or [*stamps]
+    )
+    if not candidates:
         raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
-    return max(found, key=lambda part: len({**edges, **stamps}[part].log_ns))
+    return max(candidates, key=lambda part: len({**edge_stamps, **stamps}[part].log_ns))
 
 
 def _sample_poses(
     rows: Floats, time_ns: Ints, instants: Ints, columns: records.Columns | records.PoseColumns
 ) -> records.Series:
     """Return the last pose at each instant, known only if it arrived since the previous instant. `time_ns` ascends."""
-    last = np.searchsorted(time_ns, instants, side="right") - 1
-    values, messages = rows[np.maximum(last, 0)], int(records.are_known(rows, columns).sum())
-    is_new = np.diff(last, prepend=-1) > 0
-    is_new[0] &= _are_held(last[:1], time_ns, instants[:1])[0]
-    return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=messages)
+    last_pose = np.searchsorted(time_ns, instants, side="right") - 1
+    values, pose_count = rows[np.maximum(last_pose, 0)], int(records.are_known(rows, columns).sum())
+    is_new = np.diff(last_pose, prepend=-1) > 0
+    # The first instant has no previous one: its pose must be at most two periods old.
+    is_new[0] &= _are_held(last_pose[:1], time_ns, instants[:1])[0]
+    return records.Series(values, np.asarray(is_new & records.are_known(values, columns)), poses=pose_count)
 
 
-def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    """Return whether the message with index `last` is at most two periods old at each instant, [n]; -1 = no message."""
-    period = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
-    return np.asarray((last >= 0) & (instants - time_ns[np.maximum(last, 0)] <= _HELD_PERIODS * period))
+def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
+    """Return whether message `last_message` (-1 = none) is at most two periods old at each instant, [n]."""
+    period_ns = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
+    return np.asarray(
+        (last_message >= 0) & (instants - time_ns[np.maximum(last_message, 0)] <= _HELD_PERIODS * period_ns)
+    )
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
@@ -209,9 +222,13 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
-        present = np.isfinite(rows[:, column])
-        last = np.searchsorted(time_ns[present], instants, side="right") - 1
-        is_held = _are_held(last, time_ns[present], instants) if present.any() else np.zeros(len(instants), np.bool_)
-        values[is_held, column] = rows[present, column][last[is_held]]
+        has_number = np.isfinite(rows[:, column])
+        last_message = np.searchsorted(time_ns[has_number], instants, side="right") - 1
+        is_held = (
+            _are_held(last_message, time_ns[has_number], instants)
+            if has_number.any()
+            else np.zeros(len(instants), np.bool_)
+        )
+        values[is_held, column] = rows[has_number, column][last_message[is_held]]
         known &= is_held
     return records.Series(values, known, between=(rows, np.searchsorted(instants, time_ns) - (time_ns < instants[0])))

@@ -20,9 +20,9 @@ from safevla_recorder.episode import Ints
 
 # Maximum median difference between a topic's stamps and its converted log times, if its stamps are on the time base.
 _SAME_BASE_NS = 50_000_000
-_MOST_RATE = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
-_ROUGH = 1e-2
-_FITTED = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
+_MAX_RATE_RATIO = 50  # maximum ratio between the rates of stamps and log times; a higher ratio gives a warning
+_MAX_ROUGHNESS = 1e-2  # maximum error of interpolated stamps, in steps
+_FITTED_COUNT = 100  # for extrapolation, a line is fitted to this many messages at each end of the clock
 
 
 class Stamps(NamedTuple):
@@ -48,51 +48,59 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     """Return the times of the messages of each part; `clock` is the part that defines the time base. Raises
     `RecordError`, which states where and by how much, if the clock's times go back. `warn` is called with warnings.
     """
-    chief = parts[clock]
-    stamped = _find_stamped(chief)
-    if stamped.sum() < 2:
-        if step := describe_step_back(chief.log_ns):
-            _refuse_step_back(parts, chief.topic, "log times", step)
-        warn(f"the messages of {chief.topic} have no header stamps, so log times are used")
-        first = int(chief.log_ns[0])
-        return {name: Times(part.log_ns - first, "log time") for name, part in parts.items()}
-    if step := describe_step_back(chief.stamp_ns[stamped]):
-        _refuse_step_back(parts, chief.topic, "header stamps", step)
-    by_log = not describe_step_back(chief.log_ns)
-    if not by_log:
-        problem = f"the log times of {chief.topic} go back {describe_step_back(chief.log_ns)}"
+    reference = parts[clock]
+    is_stamped = _find_stamped(reference)
+    if is_stamped.sum() < 2:
+        if step := describe_step_back(reference.log_ns):
+            _refuse_step_back(parts, reference.topic, "log times", step)
+        warn(f"the messages of {reference.topic} have no header stamps, so log times are used")
+        first_ns = int(reference.log_ns[0])
+        return {name: Times(part.log_ns - first_ns, "log time") for name, part in parts.items()}
+    if step := describe_step_back(reference.stamp_ns[is_stamped]):
+        _refuse_step_back(parts, reference.topic, "header stamps", step)
+    uses_log_times = not describe_step_back(reference.log_ns)
+    if not uses_log_times:
+        problem = f"the log times of {reference.topic} go back {describe_step_back(reference.log_ns)}"
         warn(f"{problem}; messages without stamps on this time base are placed by their order in the file")
 
-    def measure(part: Stamps) -> Ints:
-        return part.log_ns if by_log else part.order
+    def position_of(part: Stamps) -> Ints:
+        return part.log_ns if uses_log_times else part.order
 
-    known, chosen = np.unique(measure(chief)[stamped], return_index=True)
-    base = chief.stamp_ns[stamped][chosen]
-    first = int(base[0])
-    rate = (int(base[-1]) - first) / max(int(known[-1] - known[0]), 1)
-    if by_log and len(known) > 1 and not 1 / _MOST_RATE < rate < _MOST_RATE:
-        warn(f"the header stamps of {chief.topic} advance {rate:.3g} times as fast as log time; are they in seconds?")
+    # Pairs of position (log time, or order in the file) and stamp of the clock; they convert positions to stamps.
+    clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
+    clock_ns = reference.stamp_ns[is_stamped][first_indices]
+    first_ns = int(clock_ns[0])
+    rate = (int(clock_ns[-1]) - first_ns) / max(int(clock_positions[-1] - clock_positions[0]), 1)
+    if uses_log_times and len(clock_positions) > 1 and not 1 / _MAX_RATE_RATIO < rate < _MAX_RATE_RATIO:
+        warn(
+            f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time; are they in seconds?"
+        )
     times = {}
     for name, part in parts.items():
-        mapped, own, has_own = _map(measure(part), known, base) - first, part.stamp_ns - first, _find_stamped(part)
-        label = f"log time, mapped to the stamps of {chief.topic}"
-        apart = np.median((own - mapped)[has_own]) if has_own.any() else np.inf
-        if abs(apart) <= _SAME_BASE_NS or name == clock:
-            if step := describe_step_back(own[has_own]):
+        mapped_ns, own_ns, has_stamp = (
+            _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns,
+            part.stamp_ns - first_ns,
+            _find_stamped(part),
+        )
+        origin = f"log time, mapped to the stamps of {reference.topic}"
+        offset_ns = np.median((own_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
+        if abs(offset_ns) <= _SAME_BASE_NS or name == clock:
+            if step := describe_step_back(own_ns[has_stamp]):
                 warn(f"the header stamps of {part.topic} go back {step}; log times are used")
             else:
-                mapped, label = np.where(has_own, own, mapped), "header stamps"
-        times[name] = Times(mapped, label)
+                mapped_ns, origin = np.where(has_stamp, own_ns, mapped_ns), "header stamps"
+        times[name] = Times(mapped_ns, origin)
     return times
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
     """Return which messages have a stamp, [n]. Zero is a stamp only in the first message, if the clock starts at 0."""
-    stamped = np.asarray(part.stamp_ns != 0)
-    later = part.stamp_ns[stamped]
-    if not stamped.all() and len(later) > 1:
-        stamped[0] |= 0 < later[0] <= 2 * np.median(np.diff(later)) and bool(stamped[1:2].all())
-    return stamped
+    is_stamped = np.asarray(part.stamp_ns != 0)
+    nonzero_ns = part.stamp_ns[is_stamped]
+    if not is_stamped.all() and len(nonzero_ns) > 1:
+        # The first stamp is a real 0 if the next one follows within two periods.
+        is_stamped[0] |= 0 < nonzero_ns[0] <= 2 * np.median(np.diff(nonzero_ns)) and bool(is_stamped[1:2].all())
+    return is_stamped
 
 
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
@@ -101,24 +109,35 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
     Log times can replace stamps if, for each known stamp, interpolation by log time between its two neighbors gives it
     within 1 % of a step. Speeds and accelerations need this precision.
     """
-    lacking = ~_find_stamped(clock)
-    x, y = ((each[~lacking] - each[~lacking][:1]).astype(np.float64) for each in (clock.log_ns, clock.stamp_ns))
-    if not lacking.any() or len(x) < 3:
-        return np.asarray(lacking & (len(x) == 2))
-    predicted = y[:-2] + (x[1:-1] - x[:-2]) / np.maximum(x[2:] - x[:-2], 1) * (y[2:] - y[:-2])
-    is_rough = bool(np.abs(y[1:-1] - predicted).max() > _ROUGH * np.median(np.diff(y)))
-    return np.asarray(lacking & is_rough)
+    is_unstamped = ~_find_stamped(clock)
+    log, stamp = (
+        (times_ns[~is_unstamped] - times_ns[~is_unstamped][:1]).astype(np.float64)
+        for times_ns in (clock.log_ns, clock.stamp_ns)
+    )
+    # Two stamps cannot confirm log times; with fewer, log times are the time base.
+    if not is_unstamped.any() or len(log) < 3:
+        return np.asarray(is_unstamped & (len(log) == 2))
+    predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
+    is_rough = bool(np.abs(stamp[1:-1] - predicted).max() > _MAX_ROUGHNESS * np.median(np.diff(stamp)))
+    return np.asarray(is_unstamped & is_rough)
 
 
-def _map(values: Ints, known: Ints, base: Ints) -> Ints:
-    """Convert log times `values` to stamps by the pairs (known, base) of log times and stamps, also beyond the ends."""
-    x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
-    mapped = np.interp(at, x, y)
-    for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):
-        if beyond.any():
-            rate, start = np.polyfit(x[end], y[end], 1) if len(x) > 1 else (1.0, 0.0)
-            mapped[beyond] = start + rate * at[beyond]
-    return np.asarray(np.round(mapped).astype(np.int64) + base[0])
+def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
+    """Convert positions (log times) to stamps by pairs of `clock_positions` and `clock_ns`, also beyond the ends."""
+    known_log, log, known_stamp = (
+        times_ns.astype(np.float64)
+        for times_ns in (
+            clock_positions - clock_positions[0],
+            positions - clock_positions[0],
+            clock_ns - clock_ns[0],
+        )
+    )
+    stamps = np.interp(log, known_log, known_stamp)
+    for is_beyond, nearest in ((log < 0, slice(_FITTED_COUNT)), (log > known_log[-1], slice(-_FITTED_COUNT, None))):
+        if is_beyond.any():
+            rate, start = np.polyfit(known_log[nearest], known_stamp[nearest], 1) if len(known_log) > 1 else (1.0, 0.0)
+            stamps[is_beyond] = start + rate * log[is_beyond]
+    return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])
 
 
 def describe_step_back(times_ns: Ints) -> str:
@@ -126,18 +145,20 @@ def describe_step_back(times_ns: Ints) -> str:
     steps = np.diff(times_ns)
     if not (steps < 0).any():
         return ""
-    place = int(np.argmax(steps < 0))
-    after_s = (times_ns[place] - times_ns[0]) / 1e9
-    return f"by {-steps[place] / 1e9:.6g} s at message {place + 2}, {after_s:.6g} s after the first"
+    index = int(np.argmax(steps < 0))
+    after_s = (times_ns[index] - times_ns[0]) / 1e9
+    return f"by {-steps[index] / 1e9:.6g} s at message {index + 2}, {after_s:.6g} s after the first"
 
 
-def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, what: str, step: str) -> None:
-    clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
+def _refuse_step_back(parts: Mapping[str, Stamps], topic: str, kind: str, step_text: str) -> None:
+    usable_clocks = [part.topic for part in parts.values() if not describe_step_back(_find_own_times(part))]
     remedy = "The clock of every mapped topic was set back during recording. Cut the file there, or record again."
-    if clocks:
-        increasing = f"write a topic of increasing times as `clock` under [episode]: {', '.join(dict.fromkeys(clocks))}"
+    if usable_clocks:
+        increasing = (
+            f"write a topic of increasing times as `clock` under [episode]: {', '.join(dict.fromkeys(usable_clocks))}"
+        )
         remedy = f"The clock was set back during recording; {increasing}."
-    raise RecordError(f"the {what} of {topic} go back {step}", remedy=remedy)
+    raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 
 
 def _find_own_times(part: Stamps) -> Ints:

@@ -112,10 +112,10 @@ def read_messages(path: Path, topics: Topics) -> Messages:
             if storage_suffix(path) == ".db3":  # SQLite cannot read a stream
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory()), path.stem)
                 budget = Budget(_MAX_FILE_BYTES, "bytes, decompressed")
-                with path.open("wb") as plain:
+                with path.open("wb") as decompressed:
                     while block := stream.read(1 << 20):
                         budget.spend(len(block))
-                        plain.write(block)
+                        decompressed.write(block)
         yield from _READERS[str(storage_suffix(path))](path, stream, topics)
 
 
@@ -127,24 +127,24 @@ def damage_errors() -> tuple[type[Exception], ...]:
         from rosbags.typesys import TypesysError
     except ImportError:
         raise RecordError("the libraries for logs are missing", remedy=install_command("mcap")) from None
-    known = (zstandard.ZstdError, sqlite3.Error, struct.error, EOFError, AttributeError, ArithmeticError)
-    return McapError, TypesysError, SerdeError, *known
+    other_errors = (zstandard.ZstdError, sqlite3.Error, struct.error, EOFError, AttributeError, ArithmeticError)
+    return McapError, TypesysError, SerdeError, *other_errors
 
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
-    most = min(size, _MAX_CHUNK_BYTES) + 1
+    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one more byte than valid, so that too large content is noticed
     if compression == "zstd":
-        said = zstandard.get_frame_parameters(content).content_size
-        size = size if said == zstandard.CONTENTSIZE_UNKNOWN else max(size, said)
+        stated_size = zstandard.get_frame_parameters(content).content_size
+        size = size if stated_size == zstandard.CONTENTSIZE_UNKNOWN else max(size, stated_size)
         if size <= _MAX_CHUNK_BYTES:
-            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=most)
+            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=max_bytes)
     elif compression == "lz4":
         import lz4.frame
 
-        content = lz4.frame.LZ4FrameDecompressor().decompress(content, max_length=most)
+        content = lz4.frame.LZ4FrameDecompressor().decompress(content, max_length=max_bytes)
     elif compression == "bz2":
-        content = bz2.BZ2Decompressor().decompress(content, most)
+        content = bz2.BZ2Decompressor().decompress(content, max_bytes)
     elif compression not in ("", "none"):
         raise RecordError(f"chunks are compressed with {compression!r}", remedy="Supported are zstd, lz4 and bz2.")
     if max(size, len(content)) > _MAX_CHUNK_BYTES:
@@ -171,15 +171,15 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     schemas: dict[int, Any] = {}
     channels: dict[int, Topic | None] = {}
 
-    def note(record: Any) -> None:
+    def register(record: Any) -> None:
         if isinstance(record, records.Schema):
             check_size(len(record.data), record.name)
             schemas[record.id] = record
         elif isinstance(record, records.Channel):
             schema = schemas.get(record.schema_id)
-            kind, data, language = (schema.name, schema.data, schema.encoding) if schema else ("no type", b"", "")
+            kind, definition, language = (schema.name, schema.data, schema.encoding) if schema else ("no type", b"", "")
             latched = _is_latched(record.metadata.get("offered_qos_profiles", ""))
-            channel = Topic(record.topic, kind, record.message_encoding, data, language, latched)
+            channel = Topic(record.topic, kind, record.message_encoding, definition, language, latched)
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
@@ -197,22 +197,22 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             chunk = _decompress(record.compression, record.data, record.uncompressed_size)
             if record.uncompressed_crc and zlib.crc32(chunk) != record.uncompressed_crc:
                 raise ValueError("the checksum of a chunk is wrong")
-            at = 0
-            while at < len(chunk):
-                kind, size = _MCAP_RECORD.unpack_from(chunk, at)
-                begin, at = at + _MCAP_RECORD.size, at + _MCAP_RECORD.size + size
-                if at > len(chunk):
+            position = 0
+            while position < len(chunk):
+                opcode, length = _MCAP_RECORD.unpack_from(chunk, position)
+                start, position = position + _MCAP_RECORD.size, position + _MCAP_RECORD.size + length
+                if position > len(chunk):
                     raise EOFError("a chunk ends inside a record")
-                if kind == Opcode.MESSAGE:
-                    number, _, log_ns, _ = _MCAP_MESSAGE.unpack_from(chunk, begin)
+                if opcode == Opcode.MESSAGE:
+                    channel_id, _, log_ns, _ = _MCAP_MESSAGE.unpack_from(chunk, start)
                     topics.note_time(log_ns)
-                    if (channel := channels[number]) is not None:
-                        yield topics.take(channel, log_ns, chunk[begin + _MCAP_MESSAGE.size : at])
-                elif kind in (Opcode.SCHEMA, Opcode.CHANNEL):
-                    form = records.Schema if kind == Opcode.SCHEMA else records.Channel
-                    note(form.read(ReadDataStream(io.BytesIO(chunk[begin:at]))))
+                    if (channel := channels[channel_id]) is not None:
+                        yield topics.take(channel, log_ns, chunk[start + _MCAP_MESSAGE.size : position])
+                elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
+                    record_class = records.Schema if opcode == Opcode.SCHEMA else records.Channel
+                    register(record_class.read(ReadDataStream(io.BytesIO(chunk[start:position]))))
         else:
-            note(record)
+            register(record)
 
 
 def _is_latched(profiles: object) -> bool:
@@ -225,39 +225,47 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order in which they were recorded: by their ids, not by time."""
-    is_logged = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, which holds the last messages
-    uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if is_logged else "&immutable=1")
-    with closing(sqlite3.connect(uri, uri=True)) as base:
-        base.execute("PRAGMA trusted_schema = OFF")
-        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    has_wal = Path(f"{path}-wal").exists()  # a killed recorder leaves this file, which holds the last messages
+    uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
+    with closing(sqlite3.connect(uri, uri=True)) as database:
+        database.execute("PRAGMA trusted_schema = OFF")
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables >= {"topics", "messages"}:
             remedy = "Name a bag of ROS 2. If this is a results file of another tool, leave out --out."
             raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
-        if base.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
+        if database.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
             raise RecordError("the database has computed columns", remedy="Copy topics and messages into plain tables.")
-        definitions: dict[str, tuple[str, str]] = {}
+        definitions: dict[str, tuple[str, str]] = {}  # type -> language and text of its definition
         if "message_definitions" in tables:
-            rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
-            definitions = {kind: (language, text) for kind, language, text in rows}
-        present = {row[1] for row in base.execute("PRAGMA table_info(topics)")}
-        # Older versions of the format lack these columns.
-        further = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
-        columns = ["id", "name", "type", *(name if name in present else none for name, none in further.items())]
+            rows = database.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
+            definitions = {kind: (language, definition) for kind, language, definition in rows}
+        present_columns = {row[1] for row in database.execute("PRAGMA table_info(topics)")}
+        # Older versions of the format lack these columns: name -> SQL expression of the default.
+        optional_columns = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
+        columns = [
+            "id",
+            "name",
+            "type",
+            *(name if name in present_columns else default for name, default in optional_columns.items()),
+        ]
         channels = {}
-        for number, topic, kind, encoding, profiles in base.execute(f"SELECT {', '.join(columns)} FROM topics"):
-            language, text = definitions.get(kind, ("", ""))
-            channel = Topic(topic, kind, encoding, text.encode(), language, _is_latched(profiles))
-            channels[number] = topics.add(channel)
-        for bound in base.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
-            if bound is not None:
-                topics.note_time(bound)
-        wanted = {number: channel for number, channel in channels.items() if channel is not None}
-        marks = ",".join("?" * len(wanted))
-        size = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
-        for number, log_ns, content in base.execute(
-            f"SELECT topic_id, timestamp, {size} FROM messages WHERE topic_id IN ({marks}) ORDER BY id", [*wanted]
+        for topic_id, topic, kind, encoding, profiles in database.execute(f"SELECT {', '.join(columns)} FROM topics"):
+            language, definition = definitions.get(kind, ("", ""))
+            channel = Topic(topic, kind, encoding, definition.encode(), language, _is_latched(profiles))
+            channels[topic_id] = topics.add(channel)
+        for bound_ns in database.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
+            if bound_ns is not None:
+                topics.note_time(bound_ns)
+        wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
+        placeholders = ",".join("?" * len(wanted))
+        data_column = (
+            f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
+        )
+        for topic_id, log_ns, content in database.execute(
+            f"SELECT topic_id, timestamp, {data_column} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id",
+            [*wanted],
         ):
-            yield topics.take(wanted[number], log_ns, content)
+            yield topics.take(wanted[topic_id], log_ns, content)
 
 
 # Bags of ROS 1
@@ -273,7 +281,8 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
         raise RecordError("this is not a bag of ROS 1, version 2.0", remedy=remedy)
     budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Topic | None]()
 
-    def take(fields: dict[bytes, bytes], content: bytes) -> Messages:
+    def read_record(fields: dict[bytes, bytes], content: bytes) -> Messages:
+        # Yields the message of a message record, if it is wanted; a connection record adds a topic.
         if fields[b"op"] == _MESSAGE:
             seconds, nanoseconds = struct.unpack("<II", fields[b"time"])
             log_ns = seconds * 10**9 + nanoseconds
@@ -281,41 +290,43 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             if (channel := channels[fields[b"conn"]]) is not None:
                 yield topics.take(channel, log_ns, content)
         elif fields[b"op"] == _CONNECTION and fields[b"conn"] not in channels:
-            about = _bag_fields(content)
-            name, kind = fields[b"topic"].decode(), about[b"type"].decode().replace("/", "/msg/")
-            definition, latched = about[b"message_definition"], about.get(b"latching") == b"1"
-            channels[fields[b"conn"]] = topics.add(Topic(name, kind, "ros1", definition, "ros1msg", latched))
+            connection = _parse_bag_fields(content)
+            name, message_type = fields[b"topic"].decode(), connection[b"type"].decode().replace("/", "/msg/")
+            definition, latched = connection[b"message_definition"], connection.get(b"latching") == b"1"
+            channels[fields[b"conn"]] = topics.add(Topic(name, message_type, "ros1", definition, "ros1msg", latched))
 
-    for fields, content in _bag_records(stream):
+    for fields, content in _read_bag_records(stream):
         if fields[b"op"] == _CHUNK:
             (size,) = struct.unpack("<I", fields[b"size"])
             budget.spend(size)
             chunk = _decompress(fields[b"compression"].decode(), content, size)
-            for inner in _bag_records(io.BytesIO(chunk)):
-                yield from take(*inner)
+            for record in _read_bag_records(io.BytesIO(chunk)):
+                yield from read_record(*record)
         else:
-            yield from take(fields, content)
+            yield from read_record(fields, content)
 
 
-def _bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    while size := stream.read(4):
+def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
+    # Yields (header fields, data) of each record; both parts are preceded by their length.
+    while first_length := stream.read(4):
         parts = []
-        for k in range(2):
-            (length,) = struct.unpack("<I", size if k == 0 else stream.read(4))
+        for part_index in range(2):
+            (length,) = struct.unpack("<I", first_length if part_index == 0 else stream.read(4))
             if length > _MAX_CHUNK_BYTES:
                 raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
             parts.append(stream.read(length))
             if len(parts[-1]) < length:
                 raise EOFError("the file ends inside a record")
-        yield _bag_fields(parts[0]), parts[1]
+        yield _parse_bag_fields(parts[0]), parts[1]
 
 
-def _bag_fields(content: bytes) -> dict[bytes, bytes]:
-    fields, at = dict[bytes, bytes](), 0
-    while at < len(content):
-        (size,) = struct.unpack_from("<I", content, at)
-        name, _, value = content[at + 4 : at + 4 + size].partition(b"=")
-        fields[name], at = value, at + 4 + size
+def _parse_bag_fields(content: bytes) -> dict[bytes, bytes]:
+    # Each field is its length in 4 bytes, then `name=value`.
+    fields, position = dict[bytes, bytes](), 0
+    while position < len(content):
+        (length,) = struct.unpack_from("<I", content, position)
+        name, _, value = content[position + 4 : position + 4 + length].partition(b"=")
+        fields[name], position = value, position + 4 + length
     return fields
 
 

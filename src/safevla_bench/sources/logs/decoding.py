@@ -18,14 +18,14 @@ from safevla_bench.text import load_json
 
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
-_MAX_DEFINITION = 1 << 18
+_MAX_DEFINITION_CHARS = 1 << 18
 # Maximum number of values in a message, since code is generated for each of them. An array counts as one value.
 _MOST_VALUES = 1 << 11
 # The only field that an empty type has; it takes 1 byte in CDR and no byte in ROS 1.
 _NO_FIELD = "structure_needs_at_least_one_member"
-_NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
+_VALID_NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
 _NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
-_IDL = "=" * 80 + "\n"
+_IDL_SEPARATOR = "=" * 80 + "\n"
 
 
 class JsonObject:
@@ -45,7 +45,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
     except (ImportError, MemoryError, RecordError):
         raise
     except Exception as error:  # a parser of a definition may raise any exception
-        raise _describe(f"the definition of {channel.topic!r} cannot be read", error) from None
+        raise _decoding_error(f"the definition of {channel.topic!r} cannot be read", error) from None
 
     def decode_or_refuse(content: bytes) -> Any:
         try:
@@ -53,16 +53,18 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
         except MemoryError:
             raise
         except Exception as error:  # code generated from a definition may raise any exception
-            raise _describe(f"a message of {channel.topic!r} cannot be decoded as {channel.kind}", error) from None
+            raise _decoding_error(
+                f"a message of {channel.topic!r} cannot be decoded as {channel.kind}", error
+            ) from None
 
     return decode_or_refuse
 
 
-def _make_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
+def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
     if channel.encoding == "json":
         return _decode_json
     if channel.encoding in ("cdr", "ros1"):
-        return _ros_decoder(channel, asked, written)
+        return _make_ros_decoder(channel, asked_distro, recorded_distro)
     if channel.encoding == "protobuf":
         from mcap.records import Schema
         from mcap_protobuf.decoder import DecoderFactory
@@ -75,7 +77,7 @@ def _make_decoder(channel: Topic, asked: str | None, written: str | None) -> Dec
     raise RecordError(problem, remedy="Supported are CDR of ROS 2, ROS 1, JSON and Protobuf.")
 
 
-def _describe(problem: str, error: Exception) -> RecordError:
+def _decoding_error(problem: str, error: Exception) -> RecordError:
     remedy = "The file is damaged, or its type definitions are wrong."
     return RecordError(f"{problem}: {' '.join(str(error).split())[:200]}", remedy=remedy)
 
@@ -87,49 +89,56 @@ def _decode_json(content: bytes) -> Any:
         return load_json(_NAN.sub(b"NaN", content), object_hook=JsonObject)
 
 
-def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
+def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     from rosbags.typesys.store import Typestore
 
     text = channel.definition.decode()
-    if len(text) > _MAX_DEFINITION:  # the parser needs a second per 100 KiB
+    if len(text) > _MAX_DEFINITION_CHARS:  # the parser needs a second per 100 KiB
         raise RecordError(
             f"the type of {channel.topic!r} is too large", remedy="In the mapping, choose a topic of poses or numbers."
         )
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
-            parts = [part.partition("\n")[2] for part in text.split(_IDL)[1:]] if text.startswith(_IDL) else [text]
-            types = {name: kind for part in parts for name, kind in _types_from_idl(part).items()}
+            idl_texts = (
+                [block.partition("\n")[2] for block in text.split(_IDL_SEPARATOR)[1:]]
+                if text.startswith(_IDL_SEPARATOR)
+                else [text]
+            )
+            types = {name: kind for idl_text in idl_texts for name, kind in _parse_idl_types(idl_text).items()}
         else:
             types = get_types_from_msg(text, channel.kind)
         _check_names(types)
-        _measure(channel.kind, types, {})
+        _measure_type(channel.kind, types, {})
         store = Typestore(max_sequence_length=_MOST_ELEMENTS)
         store.register(
             {**get_typestore(Stores.EMPTY).fielddefs, **{name: ([], fields) for name, (_, fields) in types.items()}}
         )
     else:
-        stores = {each.value.rpartition("_")[2]: each for each in Stores if each.value.startswith("ros2_")}
-        if asked is not None and asked not in stores:
-            remedy = f"Known distributions: {', '.join(stores)}."
-            raise RecordError(f"{asked!r} is not a known distribution of ROS 2", remedy=remedy)
-        chosen = [stores[name] for name in (asked, written) if name in stores][:1] or [*stores.values()]
-        found = [store for store in map(get_typestore, chosen) if channel.kind in store.fielddefs]
-        if len({store.hash_rihs01(channel.kind) for store in found}) != 1:
+        # Distribution, such as "humble" -> the identifier of its type store.
+        by_distro = {store.value.rpartition("_")[2]: store for store in Stores if store.value.startswith("ros2_")}
+        if asked_distro is not None and asked_distro not in by_distro:
+            remedy = f"Known distributions: {', '.join(by_distro)}."
+            raise RecordError(f"{asked_distro!r} is not a known distribution of ROS 2", remedy=remedy)
+        candidates = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro][:1] or [
+            *by_distro.values()
+        ]
+        defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
+        if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
                 'ROS distributions define it differently. Name yours in the mapping, such as ros_distro = "humble".'
-                if found
+                if defining_stores
                 else "Record again to MCAP, or with the rosbag2 of Iron or later, which stores definitions."
             )
             raise RecordError(problem, remedy=remedy)
-        store = found[0]
+        store = defining_stores[0]
         store.max_sequence_length = _MOST_ELEMENTS
     decode = store.deserialize_ros1 if channel.encoding == "ros1" else store.deserialize_cdr
     return partial(decode, typename=channel.kind)
 
 
-def _types_from_idl(text: str) -> Mapping[str, Any]:
+def _parse_idl_types(text: str) -> Mapping[str, Any]:
     """Parse the types in an IDL text. Operators in constants are refused: parsing them takes exponential time."""
     from rosbags.typesys.base import make_typesdict
     from rosbags.typesys.idl import IDLParser
@@ -142,28 +151,33 @@ def _types_from_idl(text: str) -> Mapping[str, Any]:
 
 def _check_names(types: Mapping[str, Any]) -> None:
     for name, (_, fields) in types.items():
-        inner = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
-        names = [name, *(field for field, _ in fields), *(desc[1] for desc in inner if desc[0] == 2)]
-        if wrong := next((each for each in names if not _NAME.fullmatch(each)), None):
-            raise RecordError(f"the definition of {name!r} has a bad name, {wrong!r}", remedy="The file is damaged.")
+        # In rosbags a description is (1, basic type), (2, name of a type), (3, array) or (4, sequence); the last two
+        # hold the description of an element, and the length.
+        elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
+        names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
+        if invalid := next((used for used in names if not _VALID_NAME.fullmatch(used)), None):
+            raise RecordError(f"the definition of {name!r} has a bad name, {invalid!r}", remedy="The file is damaged.")
 
 
-def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
+def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values in a message of type `kind`, and the minimum size of such a message [bytes]. Raises
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
-    a time, with 2 values in 8 bytes. `known` holds the results so far; a type that contains itself counts as empty.
+    a time, with 2 values in 8 bytes. `measured` holds the results so far; a type that contains itself counts as empty.
     """
-    if kind in known or kind not in types:
-        return known.get(kind, (2, 8))
-    known[kind] = values, size = 1, 0
+    if kind in measured or kind not in types:
+        return measured.get(kind, (2, 8))
+    measured[kind] = value_count, min_bytes = 1, 0
     for field, desc in types[kind][1]:
-        inner = desc[1][0] if desc[0] >= 3 else desc
+        # As in `_check_names`: 1 = basic, 2 = named type, 3 = array, 4 = sequence. An array of numbers is one value.
+        element = desc[1][0] if desc[0] >= 3 else desc
         length = desc[1][1] if desc[0] == 3 else 1
-        each, least = _measure(inner[1], types, known) if inner[0] == 2 else (1, int(field != _NO_FIELD))
-        values += each if inner[0] == 1 and inner[1][0] != "string" else each * length
-        size += 4 if desc[0] == 4 else least * length
-        if values > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not least):
+        element_values, element_bytes = (
+            _measure_type(element[1], types, measured) if element[0] == 2 else (1, int(field != _NO_FIELD))
+        )
+        value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
+        min_bytes += 4 if desc[0] == 4 else element_bytes * length
+        if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):
             problem = f"{kind}.{field} is an array of length 0, of empty elements, or with too many values"
             raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")
-    known[kind] = values, size
-    return values, size
+    measured[kind] = value_count, min_bytes
+    return value_count, min_bytes

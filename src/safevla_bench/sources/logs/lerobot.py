@@ -35,13 +35,13 @@ from safevla_bench.text import escape_controls, load_json, warn_once
 from safevla_recorder.episode import Floats
 
 INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: path in version 1 of the format
-_KEYS = ("episode_index", "frame_index", "task_index")
-_COUNTERS = (*_KEYS, "timestamp", "index")
+_KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
+_COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
-_LARGEST_INFO = 1 << 24
-_MOST_SIZE = 1 << 16
-_MOST_STEPS = 100  # median interval of time stamps, in control steps, above which they are not in seconds
+_MAX_INFO_BYTES = 1 << 24
+_MAX_FEATURE_SIZE = 1 << 16
+_MAX_STEPS = 100  # median interval of time stamps, in control steps, above which they are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/; recording must end with a call of finalize()."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 _TO_3 = (
@@ -63,37 +63,40 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
-    episode: list[pa.Table] = []
-    last, rows, size = -1, 0, 0
+    parts: list[pa.Table] = []
+    last_index, row_count, size_bytes = -1, 0, 0
     for path in files:
         try:
             with records.translated_errors(path, _DOWNLOAD):
-                for number, part in _split_file(path, [*dict.fromkeys([*_KEYS, *columns])]):
-                    if number < last:
+                for index, frames in _split_by_episode(path, [*dict.fromkeys([*_KEY_COLUMNS, *columns])]):
+                    if index < last_index:
                         raise RecordError("the frames of an episode are not consecutive", remedy=_WRITTEN)
-                    if number > last and episode:
-                        yield pa.concat_tables(episode).sort_by("frame_index")
-                        episode, rows, size = [], 0, 0
-                    last, rows, size = number, rows + part.num_rows, size + part.nbytes
-                    if rows > MAX_RECORDS or size > 8 * records.MAX_NUMBERS:
+                    if index > last_index and parts:
+                        yield pa.concat_tables(parts).sort_by("frame_index")
+                        parts, row_count, size_bytes = [], 0, 0
+                    last_index, row_count, size_bytes = index, row_count + frames.num_rows, size_bytes + frames.nbytes
+                    if row_count > MAX_RECORDS or size_bytes > 8 * records.MAX_NUMBERS:
                         raise RecordError("the episode has too many frames", remedy=REMEDY_LARGE)
-                    episode.append(part)
+                    parts.append(frames)
         except RecordError as error:
             raise DamageError(error.problem, remedy=error.remedy, place=error.place) from None
-    if episode:
-        yield pa.concat_tables(episode).sort_by("frame_index")
+    if parts:
+        yield pa.concat_tables(parts).sort_by("frame_index")
 
 
-def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (episode index, frames) for each block of consecutive rows of a file that belong to one episode."""
     for batch in read_batches(path, columns):
-        for name in _KEYS:
+        for name in _KEY_COLUMNS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
                 problem = f"the column {name!r} holds {batch[name].type}, or has missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
-        table, index = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
-        ends = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(index)]
-        yield from ((int(index[first]), table.slice(first, end - first)) for first, end in pairwise(ends) if end)
+        table, episode_of_row = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
+        # The rows where an episode begins, and the end; a batch without rows gives only (0, 0), which is skipped.
+        bounds = [0, *(np.flatnonzero(np.diff(episode_of_row)) + 1).tolist(), len(episode_of_row)]
+        yield from (
+            (int(episode_of_row[first]), table.slice(first, end - first)) for first, end in pairwise(bounds) if end
+        )
 
 
 def episode_name(frames: pa.Table) -> str:
@@ -109,15 +112,15 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
-    while any(is_kind(numbers.type) for is_kind in _LIST_KINDS):
-        counts = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
-        if len(counts) > 1 or counts[0] is None:
-            raise ValueError(f"{feature!r} has {', '.join(map(str, counts))} numbers, depending on the frame")
-        width *= counts[0]
+    while any(is_type(numbers.type) for is_type in _LIST_KINDS):
+        lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
+        if len(lengths) > 1 or lengths[0] is None:
+            raise ValueError(f"{feature!r} has {', '.join(map(str, lengths))} numbers, depending on the frame")
+        width *= lengths[0]
         if len(column) * width > records.MAX_NUMBERS:
             raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
         numbers = numbers.flatten()
-    if not any(is_kind(numbers.type) for is_kind in _NUMBER_KINDS):
+    if not any(is_type(numbers.type) for is_type in _NUMBER_KINDS):
         raise ValueError(f"{feature!r} holds {numbers.type}, not numbers")
     rows = np.full((len(column), width), np.nan)
     flat = np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -133,19 +136,19 @@ def read_instructions(folder: Path) -> dict[int, str]:
     """Return task index -> instruction of a dataset, sorted by index. Raises `RecordError` if the file of tasks is
     missing or a row has another format.
     """
-    table, lines = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
-    path = lines if lines.is_file() and not table.is_file() else table
+    table_path, lines_path = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
+    path = lines_path if lines_path.is_file() and not table_path.is_file() else table_path
     instructions = {}
     with records.translated_errors(path, _DOWNLOAD):
         content = read_input(path)
-        if path == table:
+        if path == table_path:
             rows = read_table(content).to_pylist()
         else:
             rows = [load_json(line) for line in content.decode("utf-8").splitlines() if line.strip()]
-        for number, row in enumerate(rows, 1):
+        for row_number, row in enumerate(rows, 1):
             texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
             if not texts or not isinstance(row.get("task_index"), int):
-                raise RecordError(f"row {number} lacks an integer `task_index` or a text", remedy=_WRITTEN)
+                raise RecordError(f"row {row_number} lacks an integer `task_index` or a text", remedy=_WRITTEN)
             instructions[row["task_index"]] = texts[0]
     return dict(sorted(instructions.items()))
 
@@ -174,7 +177,7 @@ class Feature(msgspec.Struct):
 def _flatten_names(names: Any, size: int) -> list[str]:
     """Return the names in `names`: a list, a list for each axis of a matrix, or a dictionary of lists or of indices."""
     if isinstance(names, dict):
-        if names and all(isinstance(place, int) for place in names.values()):
+        if names and all(isinstance(index, int) for index in names.values()):
             return sorted(names, key=lambda name: int(names[name]))
         parts = {key: _flatten_names(part, size) for key, part in names.items()}
         return [name if len(parts) == 1 else f"{key}.{name}" for key, part in parts.items() for name in part]
@@ -182,7 +185,8 @@ def _flatten_names(names: Any, size: int) -> list[str]:
         return []
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
-            return [".".join(map(str, path)) for path in product(*names)]
+            # One list per axis: each number's name joins a name of every axis.
+            return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
 
@@ -217,7 +221,7 @@ def open_dataset(folder: Path) -> Dataset:
     """Return a dataset's description. Raises `RecordError` if `meta/info.json` is unreadable or not version 3."""
     path = folder / INFO
     with records.translated_errors(path, _DOWNLOAD):
-        tree = load_json(read_input(path, _LARGEST_INFO))
+        tree = load_json(read_input(path, _MAX_INFO_BYTES))
         try:
             dataset = msgspec.convert(tree, Dataset, strict=False)
         except msgspec.ValidationError as error:
@@ -230,8 +234,10 @@ def open_dataset(folder: Path) -> Dataset:
 
 def version_error(version: str) -> RecordError:
     """Return the error for a dataset of another version than 3. Its remedy has the commands that convert it."""
-    known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
-    remedy = next((f"Convert it with {how}" for how in known), "Version 3 is supported: lerobot 0.4.0 to 0.6.1.")
+    remedies = (command for old_version, command in _CONVERTERS.items() if version.startswith(old_version))
+    remedy = next(
+        (f"Convert it with {command}" for command in remedies), "Version 3 is supported: lerobot 0.4.0 to 0.6.1."
+    )
     return RecordError(f"LeRobot's format {version} is not supported; only version 3 is", remedy=remedy)
 
 
@@ -242,36 +248,36 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
-    places = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
-    records.require_own_numbers({part: ([mapping.sources[part].source], own) for part, own in places.items()})
-    success = mapping.episode.success
-    if isinstance(success, str):
-        dataset.require_feature(success, "episode.success")
-    elif success is None and SUCCESS in dataset.features:
-        success = SUCCESS
+    indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
+    records.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
+    success_source = mapping.episode.success
+    if isinstance(success_source, str):
+        dataset.require_feature(success_source, "episode.success")
+    elif success_source is None and SUCCESS in dataset.features:
+        success_source = SUCCESS
     features = {columns.source for columns in mapping.sources.values()}
-    features |= {success} if isinstance(success, str) else set()
+    features |= {success_source} if isinstance(success_source, str) else set()
     instructions = read_instructions(dataset.folder)
-    for place, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
-        if wanted is None or place in wanted:
+    for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
+        if wanted is None or index in wanted:
             try:
                 name = episode_name(frames)
-                is_asked = isinstance(success, str) and name not in mapping.episode.outcomes
-                is_success = _read_success(frames, str(success)) if is_asked else None
+                needs_success = isinstance(success_source, str) and name not in mapping.episode.outcomes
+                is_success = _read_success(frames, str(success_source)) if needs_success else None
                 yield _read_episode(dataset, mapping, picks, frames, instructions, is_success)
             except RecordError as error:
                 yield error.with_place(Place(file=str(dataset.folder), episode=name))
             except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
-                where = Place(file=str(dataset.folder), episode=name)
-                yield RecordError(f"cannot be read: {error}", remedy=_WRITTEN, place=where)
+                location = Place(file=str(dataset.folder), episode=name)
+                yield RecordError(f"cannot be read: {error}", remedy=_WRITTEN, place=location)
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
     """Return a feature's value in the last frame, None if null or NaN. Raises an error unless all values are 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
-        wrong = values[~np.isnan(values) & (values != 0) & (values != 1)]
-        problem = f"{feature!r} holds {wrong[0]:g}" if len(wrong) else ""
+        invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]
+        problem = f"{feature!r} holds {invalid[0]:g}" if len(invalid) else ""
     except ValueError as error:
         problem = str(error)
     if problem:
@@ -301,41 +307,44 @@ def _read_episode(
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
-    frame = frames["frame_index"].to_numpy()
-    stamps = feature_matrix(frames, "timestamp")[:, 0]
-    even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
+    frame_index = frames["frame_index"].to_numpy()
+    stamps_s = feature_matrix(frames, "timestamp")[:, 0]
+    is_even = np.abs(stamps_s * dataset.fps - frame_index).max() < 1e-2
     step_s = 1 / dataset.fps
-    steps = float(np.median(np.diff(stamps))) / step_s if len(stamps) > 1 and not even else 1.0
-    if steps > _MOST_STEPS:
-        problem = f"time stamps are {steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s apart"
+    interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
+    if interval_steps > _MAX_STEPS:
+        problem = (
+            f"time stamps are {interval_steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s "
+            "apart"
+        )
         raise ValueError(f"{problem}: the stamps are not in seconds")
-    if not 0.9 < steps < 1.1 and steps > 0:
-        step_s *= steps
-        what = f"fps is {dataset.fps:g}, but the time stamps have {1 / step_s:.4g} Hz"
-        warn_once(str(dataset.folder), f"{what}; the time stamps are used")
-    base = "frame_index / fps" if even else "timestamp"
-    series, order = {}, tuple[str, ...]()
+    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:
+        step_s *= interval_steps
+        difference = f"fps is {dataset.fps:g}, but the time stamps have {1 / step_s:.4g} Hz"
+        warn_once(str(dataset.folder), f"{difference}; the time stamps are used")
+    time_base = "frame_index / fps" if is_even else "timestamp"
+    series, number_names = {}, tuple[str, ...]()
     for part, columns in mapping.sources.items():
-        size, pick = dataset.features[columns.source].size, picks[part]
+        size, layout_or_indices = dataset.features[columns.source].size, picks[part]
         numbers = feature_matrix(frames, columns.source, size)
         if numbers.shape[1] != size:
             raise ValueError(f"{columns.source!r} has {numbers.shape[1]} numbers, but {INFO} states {size}")
         if isinstance(columns, records.PoseColumns):
-            values, order = columns.arrange(numbers, cast(PoseLayout, pick)), ()
+            values, number_names = columns.arrange(numbers, cast(PoseLayout, layout_or_indices)), ()
         else:
-            places, named = cast(list[int], pick), dataset.features[columns.source].number_names
-            values = numbers[:, places] * columns.scale
-            order = tuple(named[place] for place in places) if named and columns.names is None else ()
+            indices, names = cast(list[int], layout_or_indices), dataset.features[columns.source].number_names
+            values = numbers[:, indices] * columns.scale
+            number_names = tuple(names[index] for index in indices) if names and columns.names is None else ()
         is_single = "float" in str(frames[columns.source].type)  # pyarrow's name of float32, as in list<item: float>
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
         known[-1:] |= part == "action"  # the last action may be unknown: it leads to no record
-        series[part] = records.Series(values, known, base, is_single=is_single, names=order)
+        series[part] = records.Series(values, known, time_base, is_single=is_single, names=number_names)
     return records.LoggedEpisode(
         name=episode_name(frames),
         file=str(dataset.folder),
-        time_s=frame / dataset.fps if even else stamps,
+        time_s=frame_index / dataset.fps if is_even else stamps_s,
         dt_s=step_s,
         series=series,
         instruction=instructions.get(frames["task_index"][0].as_py()),
@@ -347,12 +356,13 @@ def _read_episode(
 def _pick_numbers(
     dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns
 ) -> PoseLayout | list[int]:
+    # The indices of the numbers of a feature that the part reads.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:
         remedy = "Map a feature of numbers or Booleans."
         refuse_field(f"{columns.source!r} holds {feature.dtype}, not numbers", remedy, part)
-    if size > _MOST_SIZE:
+    if size > _MAX_FEATURE_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, records.PoseColumns):
         layout = columns.find_numbers(part, names, size)
@@ -363,10 +373,10 @@ def _pick_numbers(
         for name in columns.names:
             if names.count(name) != 1:
                 remedy = f"The names are: {', '.join(names) or 'none'}. Or write `index`, counted from 0."
-                what = "several numbers" if name in names else "nothing"
-                refuse_field(f"{columns.source!r} has {what} called {name!r}", remedy, part)
+                matching = "several numbers" if name in names else "nothing"
+                refuse_field(f"{columns.source!r} has {matching} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
-    index = list(range(size) if columns.index is None else columns.index)
+    indices = list(range(size) if columns.index is None else columns.index)
     if isinstance(columns, records.WrenchColumns) and columns.index is None:
         try:
             return decide_forces(names, size)
@@ -374,7 +384,7 @@ def _pick_numbers(
             listed = ", ".join(names) or "none"
             remedy = f"Write index = [x, y, z] under [{part}], counted from 0. The names are: {listed}."
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
-    if not index or max(index) >= size:
+    if not indices or max(indices) >= size:
         remedy = f"Write an index from 0 to {size - 1}. The names are: {', '.join(names)}."
         refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
-    return index
+    return indices

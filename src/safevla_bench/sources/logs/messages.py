@@ -32,10 +32,10 @@ _SAMPLE_NUMBERS = 4  # in the memory budget, each message counts as so many addi
 _DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores transforms above it
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of a message's values that are searched, by name, for a pose
-_POSES = ("", "pose", "pose.pose", "transform")
+_POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in messages of the types geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry,
 and TransformStamped."""
-_NUMBERS = {  # part of a mapping -> fields of a JointState, Float64MultiArray or Wrench
+_FIELDS_OF_PART = {  # part of a mapping -> fields of a JointState, Float64MultiArray or Wrench
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
@@ -88,8 +88,8 @@ class MarkTaker(Taker):
     """Collects the values of messages that mark trials; a message without a number or Boolean has the value 1."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        value = _first(message, "data")
-        self.add(message, order, log_ns, [float(value) if isinstance(value, bool | int | float) else 1.0])
+        mark = _first_field(message, "data")
+        self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool | int | float) else 1.0])
 
 
 @dataclass
@@ -108,11 +108,11 @@ class NumberTaker(Taker):
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             if columns.names is None and len(self.seen) > 1:
-                given = "; ".join(", ".join(each) for each in self.seen)
-                refuse_field(f"the joints differ between messages: {given}", "Choose joints by `names`.", self.part)
-        places = self.seen[names] if columns.names is not None else columns.index or range(len(numbers))
+                listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
+                refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
+        indices = self.seen[names] if columns.names is not None else columns.index or range(len(numbers))
         try:
-            row = [math.nan if k < 0 or numbers[k] is None else float(numbers[k]) for k in places]
+            row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
             if text := next((number for number in numbers if isinstance(number, str)), None):
                 remedy = "In the mapping, name a topic of numbers or Booleans."
@@ -123,17 +123,20 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
+        # Returns the names, () if there are none, and the numbers, which may still be text or None.
         part = self.part.partition(".")[0]
-        paths = _NUMBERS[part] if self.columns.field is None else (self.columns.field,)
-        found: Iterator[Any] = (value for path in paths if (value := _get(message, path)) is not None)
+        locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
+        candidates: Iterator[Any] = (
+            value for location in locations if (value := _get_field(message, location)) is not None
+        )
         if part == "gripper":
-            every = [*found]
-            filled = [value for value in every if np.size(value)]
-            if len(filled) > 1:
+            all_values = [*candidates]
+            non_empty = [value for value in all_values if np.size(value)]
+            if len(non_empty) > 1:
                 remedy = f'Write field = "position" or field = "effort" under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
-            found = iter(filled or every)
-        values, names = next(found, None), tuple(getattr(message, "name", None) or ())
+            candidates = iter(non_empty or all_values)
+        values, names = next(candidates, None), tuple(getattr(message, "name", None) or ())
         if values is None:
             self.note_fields(message)
             return (), []
@@ -152,18 +155,18 @@ class NumberTaker(Taker):
     def find_order(self) -> tuple[str, ...]:
         """Return the numbers' names in their order; () if the mapping gives names, or if the messages give no names."""
         names = next(iter(self.seen), ()) if self.columns.names is None else ()
-        return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
+        return tuple(names[index] for index in self.columns.index) if names and self.columns.index else names
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has mapped numbers, or if a mapped name is in no message."""
-        named = dict.fromkeys(name for names in self.seen for name in names)
-        missing = [name for name in self.columns.names or () if name not in named]
+        known_names = dict.fromkeys(name for names in self.seen for name in names)
+        missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:
-            remedy = f"The names in the messages are: {', '.join(named) or 'none'}."
+            remedy = f"The names in the messages are: {', '.join(known_names) or 'none'}."
             refuse_field(f"no message of {self.topic} has the name {', '.join(missing)}", remedy, self.part)
         if not self.rows:
-            has = f"The message has: {self.fields}." if self.fields else "They are missing or NaN in all messages."
-            remedy = f"Write the location of the numbers as `field`. {has}"
+            hint = f"The message has: {self.fields}." if self.fields else "They are missing or NaN in all messages."
+            remedy = f"Write the location of the numbers as `field`. {hint}"
             refuse_field("no message has the mapped numbers", remedy, self.part)
 
 
@@ -181,47 +184,55 @@ class PoseTaker(Taker):
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        transforms, wanted = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
-        for inner in (message,) if transforms is None else transforms:
-            child = plain_frame(str(getattr(inner, "child_frame_id", None) or ""))
+        transforms, wanted_frame = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
+        for entry in (message,) if transforms is None else transforms:
+            child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
             if child:
                 self.children[child[:_LONGEST_NAME]] = None
-            if child == wanted if wanted else transforms is None:
-                frame = _parent_frame(inner)
+            # Without a wanted frame, only messages that are not lists of transforms are read.
+            if child == wanted_frame if wanted_frame else transforms is None:
+                frame = _parent_frame(entry)
                 self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
                 try:
-                    pose = self._find_pose(inner)
+                    pose = self._find_pose(entry)
                 except RecordError as error:
                     raise error.with_place(Place(field=self.part)) from None
-                self.add(inner, order, log_ns, pose)
+                self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
         """Return the pose as x, y, z, w, x, y, z, or as the numbers that `layout` refers to; NaN if it is unknown."""
-        for path in _POSES if self.columns.field is None else (self.columns.field,):
-            pose = _get(message, path)
-            place, turn = _first(pose, "position", "translation"), _first(pose, "orientation", "rotation")
-            if hasattr(place, "x") and not self._has_unread_turn(pose, turn):
-                self.has_pose, self.has_turn = True, self.has_turn or hasattr(turn, "w")
-                return [*_floats(place, "xyz"), *_floats(turn, "wxyz")]
-        named = dict(islice(_name_numbers(_get(message, self.columns.field or "")), _MOST_NUMBERS))
-        is_stated = bool(named and (self.columns.field or self.columns.position))
-        if self.layout is None and (is_stated or find_positions([*named])):
-            given = () if all(name.isdecimal() for name in named) else tuple(named)
-            self.layout, self.names = self.columns.find_numbers(self.part, given, len(named)), tuple(named)
+        for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
+            pose = _get_field(message, location)
+            position, orientation = (
+                _first_field(pose, "position", "translation"),
+                _first_field(pose, "orientation", "rotation"),
+            )
+            if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
+                self.has_pose, self.has_turn = True, self.has_turn or hasattr(orientation, "w")
+                return [*_read_floats(position, "xyz"), *_read_floats(orientation, "wxyz")]
+        # The message has no object with a position, so its numbers are read by their names or indices.
+        number_by_name = dict(islice(_iterate_numbers(_get_field(message, self.columns.field or "")), _MOST_NUMBERS))
+        is_mapped = bool(number_by_name and (self.columns.field or self.columns.position))
+        if self.layout is None and (is_mapped or find_positions([*number_by_name])):
+            given_names = () if all(name.isdecimal() for name in number_by_name) else tuple(number_by_name)
+            self.layout, self.names = (
+                self.columns.find_numbers(self.part, given_names, len(number_by_name)),
+                tuple(number_by_name),
+            )
             self.has_pose = self.has_turn = True
         if self.layout is None:
             self.note_fields(message)
-        elif len(named) > len(self.names):
-            problem = f"messages of {self.topic} have {len(self.names)} and {len(named)} numbers"
+        elif len(number_by_name) > len(self.names):
+            problem = f"messages of {self.topic} have {len(self.names)} and {len(number_by_name)} numbers"
             refuse_field(problem, "Publish one pose per message, in a separate topic.", self.part)
-        return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
+        return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
-    def _has_unread_turn(self, pose: Any, turn: Any) -> bool:
+    def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
         """Return whether a pose with a position may have an orientation that is not given as w, x, y and z."""
-        if self.layout is not None or self.has_turn or hasattr(turn, "w"):
+        if self.layout is not None or self.has_turn or hasattr(orientation, "w"):
             return self.layout is not None
-        named = islice(_name_numbers(pose), _MOST_NUMBERS)
-        return _may_have_rotation(tuple(name for name, number in named if not math.isnan(number)))
+        numbers = islice(_iterate_numbers(pose), _MOST_NUMBERS)
+        return _names_may_have_rotation(tuple(name for name, number in numbers if not math.isnan(number)))
 
     @property
     def poses(self) -> Floats:
@@ -259,17 +270,22 @@ class TransformTree:
 
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
         """Take the transforms of a message, except those that tf2 ignores."""
-        for inner in _first(message, "transforms") or ([message] if _first(message, "child_frame_id") else []):
-            child, parent = plain_frame(str(_first(inner, "child_frame_id") or "")), _parent_frame(inner)
-            pose = _first(inner, "transform") or inner
-            row = [*_floats(_first(pose, "translation"), "xyz"), *_floats(_first(pose, "rotation"), "wxyz")]
-            is_turn = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _DENORMAL
-            if child and parent and child != parent and is_turn:
-                of_child = Taker(child, f"transforms of {child}", self._budget)
-                taker, parents = self._edges.setdefault(child, (of_child, {}))
+        for entry in _first_field(message, "transforms") or (
+            [message] if _first_field(message, "child_frame_id") else []
+        ):
+            child, parent = plain_frame(str(_first_field(entry, "child_frame_id") or "")), _parent_frame(entry)
+            pose = _first_field(entry, "transform") or entry
+            row = [
+                *_read_floats(_first_field(pose, "translation"), "xyz"),
+                *_read_floats(_first_field(pose, "rotation"), "wxyz"),
+            ]
+            is_valid = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _DENORMAL
+            if child and parent and child != parent and is_valid:
+                new_taker = Taker(child, f"transforms of {child}", self._budget)
+                taker, parents = self._edges.setdefault(child, (new_taker, {}))
                 taker.latched |= static
                 parents[parent] = None
-                taker.add(inner, order, log_ns, row)
+                taker.add(entry, order, log_ns, row)
 
     @property
     def stamps(self) -> dict[str, Stamps]:
@@ -280,7 +296,7 @@ class TransformTree:
         """Return the tree of frames; `times` are the times of the transforms in `stamps`."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])
+            time_ns, chosen = np.arange(1), np.array([-1])  # static: the last transform, at any time
             if not taker.latched:
                 time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
             edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
@@ -288,38 +304,41 @@ class TransformTree:
 
 
 @lru_cache
-def _may_have_rotation(names: tuple[str, ...]) -> bool:
-    found = find_positions(names)
-    return len(found) == 1 and may_have_rotation(names, found[0])
+def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
+    positions = find_positions(names)
+    return len(positions) == 1 and may_have_rotation(names, positions[0])
 
 
-def _name_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    # Yields the numbers in a message with their dotted names; None is NaN, and three numbers of a list are x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
-    parts = getattr(value, "__dict__", None)
-    if parts is None and hasattr(value, "__len__") and not isinstance(value, str | bytes):
-        parts = dict(zip("xyz" if name and len(value) == 3 else map(str, range(len(value))), value, strict=False))
-    for key, part in (parts or {}).items():
-        yield from _name_numbers(part, f"{name}.{key}" if name else key)
+    children = getattr(value, "__dict__", None)
+    if children is None and hasattr(value, "__len__") and not isinstance(value, str | bytes):
+        children = dict(zip("xyz" if name and len(value) == 3 else map(str, range(len(value))), value, strict=False))
+    for key, child in (children or {}).items():
+        yield from _iterate_numbers(child, f"{name}.{key}" if name else key)
 
 
-def _get(message: Any, path: str) -> Any:
-    for name in path.split(".") if path else ():
+def _get_field(message: Any, location: str) -> Any:
+    # The value at a location such as `pose.position`; None if a field on the way is missing.
+    for name in location.split(".") if location else ():
         message = getattr(message, name, None)
     return message
 
 
-def _first(message: Any, *names: str) -> Any:
+def _first_field(message: Any, *names: str) -> Any:
+    # The first of these fields that the message has.
     return next((value for name in names if (value := getattr(message, name, None)) is not None), None)
 
 
 def _parent_frame(message: Any) -> str:
-    frame = _get(message, "header.frame_id") or _first(message, "frame_id", "parent_frame_id") or ""
+    frame = _get_field(message, "header.frame_id") or _first_field(message, "frame_id", "parent_frame_id") or ""
     return plain_frame(str(frame))[:_LONGEST_NAME]
 
 
-def _floats(values: Any, names: str) -> list[float]:
+def _read_floats(values: Any, names: str) -> list[float]:
     return [_to_float(name, getattr(values, name, None)) for name in names]
 
 
@@ -344,26 +363,29 @@ def _read_stamp(message: Any) -> int:
         pass
     if isinstance(stamp, str | float | int):
         return _parse_stamp(str(stamp))
-    whole, part = _first(stamp, "sec", "secs", "seconds"), _first(stamp, "nanosec", "nsec", "nsecs", "nanos")
-    is_time = isinstance(whole, int | float) and math.isfinite(whole)
-    return int(Decimal(str(whole)).scaleb(9)) + int(part or 0) if is_time else 0
+    seconds, nanoseconds = (
+        _first_field(stamp, "sec", "secs", "seconds"),
+        _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos"),
+    )
+    is_time = isinstance(seconds, int | float) and math.isfinite(seconds)
+    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0) if is_time else 0
 
 
-_ISO = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")
-_NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
+_ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")
+_PLAIN_NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
     """Return a time in ns. The text is in ISO 8601 (UTC unless it has a zone), or a number. A number is in s if it is
     below 1e11; larger ones are in ms, µs or ns. Return 0 for other texts, and for integers below 1e8.
     """
-    if found := _ISO.fullmatch(text):
+    if match := _ISO_TIME.fullmatch(text):
         try:
-            whole = datetime.fromisoformat(found[1] + (found[3] or "Z"))
+            moment = datetime.fromisoformat(match[1] + (match[3] or "Z"))
         except ValueError:
             return 0
-        return round(whole.timestamp()) * 10**9 + int((found[2] or "0").ljust(9, "0"))
-    if not (found := _NUMBER.fullmatch(text)) or (found[1] is None and len(text) < 9):
+        return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
+    if not (match := _PLAIN_NUMBER.fullmatch(text)) or (match[1] is None and len(text) < 9):
         return 0
-    digits = len(text.partition(".")[0])
+    digits = len(text.partition(".")[0])  # up to 11 digits are s, 12 to 14 ms, 15 to 17 µs, more ns
     return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

@@ -23,13 +23,15 @@ from safevla_recorder.episode import Floats
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
 """Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
-_FUSED = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
-_FUSED |= dict.fromkeys("vfdwa", "other")
+# First letter of a word such as `qx` -> the kind of the number.
+_KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
+_KIND_OF_PREFIX |= dict.fromkeys("vfdwa", "other")
+# Word -> kind of quantity, or unit; the words of `_SCALARS` are of numbers that belong to no pose.
 _KINDS, _SCALARS, _UNITS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
-_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
+_ROTVEC_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
 class PoseLayout(NamedTuple):
@@ -53,80 +55,87 @@ class PoseLayout(NamedTuple):
 
 
 _Group: TypeAlias = frozenset[str]
-_FORCE = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
+_FORCE_PATTERN = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
 
 
 class _NamedSet(NamedTuple):
     group: _Group
     kind: str
-    axes: dict[str, list[int]]
+    axes: dict[str, list[int]]  # axis -> the indices of the numbers of this group, kind and axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return the axes' indices: numbered axes by number, others in the order `wanted`; () if one is missing."""
-        numbered = "".join(self.axes).isdecimal()
-        order = sorted(self.axes, key=int) if numbered else list(wanted)
-        is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
+        is_numbered = "".join(self.axes).isdecimal()
+        order = sorted(self.axes, key=int) if is_numbered else list(wanted)
+        is_whole = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
         return tuple(self.axes[axis][0] for axis in order) if is_whole else ()
 
 
 def _split_words(name: str) -> list[str]:
+    # Lower-case words of a name such as `leftHand_pos6d`: left, hand, pos, 6d.
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
-def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
+def _find_unit(names: Sequence[str], indices: Sequence[int]) -> str:
     """Return the unit in the names at these indices, as in `x_mm`; "" = none. Raises `ValueError` for several units."""
-    units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
+    units = {next((_UNITS[word] for word in _split_words(names[index]) if word in _UNITS), "") for index in indices}
     if len(units) > 1:
         raise ValueError("which unit do the numbers have? Their names give several units; convert them to one")
     return units.pop()
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
-    if found := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
-        return frozenset(), "rotvec", found[1]
+    # Returns the words that name neither kind nor axis, the kind of quantity, and the axis; "" = none.
+    if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
+        return frozenset(), "rotvec", match[1]
     words = _split_words(name)
     kind, axis, group = "", "", set[str]()
-    for before, word in zip(["", *words], words, strict=False):
-        found_kind = "rotvec" if (before, word) in _PAIRS else _KINDS.get(word)
-        group -= {before} if (before, word) in _PAIRS else set()
-        if len(word) == 2 and word[0] in _FUSED and word[1] in "xyzw":
-            found_kind, axis = _FUSED[word[0]], word[1]
+    for previous, word in zip(["", *words], words, strict=False):
+        word_kind = "rotvec" if (previous, word) in _ROTVEC_PAIRS else _KINDS.get(word)
+        group -= {previous} if (previous, word) in _ROTVEC_PAIRS else set()
+        if len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyzw":
+            word_kind, axis = _KIND_OF_PREFIX[word[0]], word[1]
         elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
             axis = _AXES.get(word, word)
-        elif found_kind is None:
+        elif word_kind is None:
             group.add(word)
-        kind = "other" if "other" in (kind, found_kind) else found_kind or kind
+        kind = "other" if "other" in (kind, word_kind) else word_kind or kind
     return frozenset(group), kind, axis
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers whose names give an axis, by group and kind. Without a kind, 4 axes count as a quaternion."""
-    sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
-    has_forces = any(re.search(_FORCE, name.lower()) for name in names)
-    for place, name in enumerate(names):
+    """Return the numbers whose names give an axis, by group and kind. Without a form, 4 axes count as a quaternion."""
+    axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
+    has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
+    for index, name in enumerate(names):
         group, kind, axis = _parse_name(name)
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
-            sets.setdefault((group, kind), {}).setdefault(axis, []).append(place)
-    plain = {"": "position", "rotation": "turn"}
-    found = []
-    for (group, kind), axes in sets.items():
-        is_quaternion = kind in plain and ("w" in axes or len(axes) == 4)
-        found.append(_NamedSet(group, "quaternion" if is_quaternion else plain.get(kind, kind), axes))
-    return found
+            axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
+    # The kinds that the number of axes decides: with three, a position, or a rotation of unknown form ("turn").
+    plain_kinds = {"": "position", "rotation": "turn"}
+    named_sets = []
+    for (group, kind), axes in axes_by_set.items():
+        is_quaternion = kind in plain_kinds and ("w" in axes or len(axes) == 4)
+        named_sets.append(_NamedSet(group, "quaternion" if is_quaternion else plain_kinds.get(kind, kind), axes))
+    return named_sets
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the indices of x, y, z of each position that the names give; [] if they only name other quantities."""
-    found = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
-    return [places for places in found if len(places) == 3]
+    candidates = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
+    return [indices for indices in candidates if len(indices) == 3]
 
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
     """Return the words that name several arms, such as `left` and `right`; () unless each position has one of them."""
-    found = [named.group for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
-    words = tuple(dict.fromkeys(word for group in found for word in group))
-    return words if len(found) == len(words) > 1 and all(len(group) == 1 for group in found) else ()
+    groups = [
+        named_set.group
+        for named_set in _group_names(names)
+        if named_set.kind == "position" and named_set.find_places("xyz")
+    ]
+    words = tuple(dict.fromkeys(word for group in groups for word in group))
+    return words if len(groups) == len(words) > 1 and all(len(group) == 1 for group in groups) else ()
 
 
 def has_word(name: str, arm: str) -> bool:
@@ -149,74 +158,83 @@ def decide_pose(
     `order` is wxyz or xyzw; `euler` has the axes of rpy. Three numbers without names are x, y, z. If some names contain
     the arm's name, `arm`, only these numbers are used. If a question remains open, raises it as a `ValueError`.
     """
-    own = [place for place, name in enumerate(names) if arm and has_word(name, arm)]
-    if own:
-        layout = decide_pose([names[place] for place in own], len(own), None, None, form, order, euler)
-        position, turns = (tuple(own[place] for place in part) for part in (layout.position, layout.rotation))
-        return layout._replace(position=position, rotation=turns)
-    width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
-    if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
-        used = ", ".join(map(str, stated))
+    # The numbers whose names contain the arm's name are decided alone; their indices are then converted back.
+    arm_indices = [index for index, name in enumerate(names) if arm and has_word(name, arm)]
+    if arm_indices:
+        layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
+        position, rotation_indices = (
+            tuple(arm_indices[index] for index in indices) for indices in (layout.position, layout.rotation)
+        )
+        return layout._replace(position=position, rotation=rotation_indices)
+    rotation_size, stated_indices = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
+    if len({*stated_indices}) < len(stated_indices) or max(stated_indices, default=-1) >= size:
+        used = ", ".join(map(str, stated_indices))
         raise ValueError(f"the mapping uses the indices {used} of {size} numbers; count from 0, and use each once")
-    if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
+    if position is None and not names and (size == 3 or (size == 3 + rotation_size and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
     if position is None:
-        found = find_positions(names)
-        if len(found) != 1:
-            lacking = f"Positions in the names: {len(found) or 'none'}" if names else "The numbers have no names"
+        positions = find_positions(names)
+        if len(positions) != 1:
+            lacking = f"Positions in the names: {len(positions) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
-        position = found[0]
-        if rotation is None and _find_kuka(names):
+        position = positions[0]
+        if rotation is None and _find_kuka_angles(names):
             raise ValueError("are a, b and c KUKA angles, in degrees about the body's axes z, y and x?")
     if rotation is None:
-        groups = {_parse_name(names[place])[0] for place in position} if names else set()
+        groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler.lower())
         if not layout.rotation and (form or order or (is_by_name and may_have_rotation(names, layout.position))):
             raise ValueError("which numbers are the orientation? The names do not say")
         if shared := {*layout.rotation}.intersection(layout.position):
-            if not (form or order) and not any(_parse_name(names[place])[1] for place in shared):
+            if not (form or order) and not any(_parse_name(names[index])[1] for index in shared):
                 return PoseLayout(layout.position, unit=layout.unit)  # names such as x, y, z, w: the mapping decides
             raise ValueError("which numbers are x, y, z? The names of those in `position` say orientation")
         return layout
-    if len(rotation) != width:
-        needed = f"A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
+    if len(rotation) != rotation_size:
+        needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
-    axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
-    places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
+    axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
+    ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names, not the order, say which angle is which
-        places = tuple(places[axes.index(axis)] for axis in euler.lower())
-    return PoseLayout(tuple(position), places, form or "quaternion")
+        ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
+    return PoseLayout(tuple(position), ordered, form or "quaternion")
 
 
-def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    named = axes if sorted(axes) == sorted("wxyz") else None
-    if order is not None and named is not None and order != named:
-        raise ValueError(f"is the quaternion {order}, as the mapping says, or {named}, as the names say?")
-    order = named or order
+def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
+    # Returns the indices in the order w, x, y, z. `axes` are the axes in the names; `order` is that of the mapping.
+    named_order = axes if sorted(axes) == sorted("wxyz") else None
+    if order is not None and named_order is not None and order != named_order:
+        raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
+    order = named_order or order
     if order is None:
         raise ValueError("which number of the quaternion is w?")
-    return tuple(places[order.index(axis)] for axis in "wxyz")
+    return tuple(indices[order.index(axis)] for axis in "wxyz")
 
 
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
-    own = [named for named in turns if named.group == group or not named.group]
-    if len({named.group for named in own}) > 1 or (turns and not own):
+    # Three or more axes that are not a position may be a rotation; they must have the position's group, or none.
+    rotations = [
+        named_set for named_set in _group_names(names) if named_set.kind != "position" and len(named_set.axes) > 2
+    ]
+    matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
+    if len({named_set.group for named_set in matching}) > 1 or (rotations and not matching):
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
-    for named in sorted(own, key=lambda named: _PREFERRED.index(named.kind)):
-        kind = form or named.kind
-        places = named.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
-        if kind == "quaternion" and len(places) == 4:
-            axes = {place: axis for axis, at in named.axes.items() for place in at}
-            places = _order_quaternion(tuple(sorted(places)), "".join(axes[place] for place in sorted(places)), order)
-        if len(places) != SIZES.get(kind):
+    for named_set in sorted(matching, key=lambda named_set: _KIND_PREFERENCE.index(named_set.kind)):
+        kind = form or named_set.kind
+        indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
+        if kind == "quaternion" and len(indices) == 4:
+            axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
+            indices = _order_quaternion(
+                tuple(sorted(indices)), "".join(axis_of_index[index] for index in sorted(indices)), order
+            )
+        if len(indices) != SIZES.get(kind):
             raise ValueError("which form does the rotation have? The names do not say")
-        doubt, unit = "" if form else _DOUBTS.get(kind, ""), _find_unit(names, position)
-        return PoseLayout(position, places, kind, doubt, unit, _find_unit(names, places))
+        doubt, unit = "" if form else _IMPLIED_CONVENTIONS.get(kind, ""), _find_unit(names, position)
+        return PoseLayout(position, indices, kind, doubt, unit, _find_unit(names, indices))
     return PoseLayout(position, unit=_find_unit(names, position) if names else "")
 
 
@@ -224,21 +242,23 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     """Return whether some of the numbers that are not the position may be an orientation. They may if a name says so,
     or if at least three names, the fewest that an orientation needs, give no quantity.
     """
-    rest = [name for place, name in enumerate(names) if place not in position]
-    parsed = [(group, kind) for group, kind, axis in map(_parse_name, rest) if not (axis and kind in ("", "position"))]
-    is_turn = any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed)
-    return is_turn or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
+    other_names = [name for index, name in enumerate(names) if index not in position]
+    parsed = [
+        (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
+    ]
+    is_stated = any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed)
+    return is_stated or sum(not kind and group.isdisjoint(_SCALARS) for group, kind in parsed) >= min(SIZES.values())
 
 
-def _find_kuka(names: Sequence[str]) -> list[int]:
+def _find_kuka_angles(names: Sequence[str]) -> list[int]:
     """Return the indices of the names with the last words a, b, c if each occurs once and none ends in d; else []."""
-    last = ["".join(_split_words(name)[-1:]) for name in names]
-    counts = [last.count(axis) for axis in "abcd"]
-    return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
+    last_words = ["".join(_split_words(name)[-1:]) for name in names]
+    counts = [last_words.count(axis) for axis in "abcd"]
+    return [last_words.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
 
 
-_PREFERRED = ("quaternion", "rpy", "rotvec", "6d", "euler", "turn")
-_DOUBTS = {
+_KIND_PREFERENCE = ("quaternion", "rpy", "rotvec", "6d", "euler", "turn")
+_IMPLIED_CONVENTIONS = {
     "rpy": "roll, pitch and yaw are read as angles in radians about the fixed axes x, y, z; if that is right, write "
     'rotation_form = "rpy" (some converters give these names to a rotation vector, rotation_form = "rotvec")',
     "6d": "six numbers are read as the first two columns of the rotation's matrix; if that is right, write "
@@ -258,31 +278,31 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
 
     rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
     if form.startswith("6d"):
-        first, second = np.hsplit(values, 2)
+        first, second = np.hsplit(values, 2)  # columns (or rows) of the matrix; the third is their cross product
         rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
-    known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
+    is_known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
     if rows.ndim == 3:
-        known[known] = np.linalg.det(rows[known]) > _LEAST_DETERMINANT
-    turned = np.full((len(values), 4), np.nan)
-    if known.any():
-        chosen = rows[known]
+        is_known[is_known] = np.linalg.det(rows[is_known]) > _MIN_DETERMINANT
+    quaternions = np.full((len(values), 4), np.nan)
+    if is_known.any():
+        chosen = rows[is_known]
         if rows.ndim == 3:
-            made = Rotation.from_matrix(chosen)
+            rotations = Rotation.from_matrix(chosen)
         elif form == "rpy":
-            made = Rotation.from_euler(order, chosen, degrees=degrees)
+            rotations = Rotation.from_euler(order, chosen, degrees=degrees)
         else:
-            made = Rotation.from_rotvec(chosen, degrees=degrees)
-        turned[known] = made.as_quat()[:, [3, 0, 1, 2]]
-    return turned
+            rotations = Rotation.from_rotvec(chosen, degrees=degrees)
+        quaternions[is_known] = rotations.as_quat()[:, [3, 0, 1, 2]]
+    return quaternions
 
 
-_LEAST_DETERMINANT = 0.9
+_MIN_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z, by name or as the only three numbers; else `ValueError`."""
-    found = [re.search(_FORCE, name.lower()) for name in names]
-    axes = [match[1] if match else "" for match in found]
+    matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
+    axes = [match[1] if match else "" for match in matches]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
         return [axes.index(axis) for axis in "xyz"]
     if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
@@ -299,23 +319,23 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         decide_pose(names, size)
         return []
     except ValueError:
-        found = find_positions(names)
+        positions = find_positions(names)
     lines = []
-    if len(found) != 1 and (names or size not in (6, 7)):
-        choices = " or ".join(str(list(places)) for places in found)
-        lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if found else ', from 0'}")
-    kinds = {named.kind for named in _group_names(names) if len(named.axes) > 2}
-    if kuka := _find_kuka(names):
-        stated = 'rotation_form = "rpy"|rotation_order = "ZYX"|angle_unit = "deg"'
-        return [*lines, f"rotation = {kuka}  # CHECK: angles of a KUKA", *stated.split("|")]
+    if len(positions) != 1 and (names or size not in (6, 7)):
+        choices = " or ".join(str(list(indices)) for indices in positions)
+        lines.append(f"position = {FILL_IN}  # indices of x, y, z{f': {choices}' if positions else ', from 0'}")
+    kinds = {named_set.kind for named_set in _group_names(names) if len(named_set.axes) > 2}
+    if kuka_indices := _find_kuka_angles(names):
+        kuka_lines = 'rotation_form = "rpy"|rotation_order = "ZYX"|angle_unit = "deg"'
+        return [*lines, f"rotation = {kuka_indices}  # CHECK: angles of a KUKA", *kuka_lines.split("|")]
     if kinds & {"euler", "turn"} or (not names and size == 6):
         lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK: order of "rpy"']
-    elif (len(found) == 1 and "quaternion" in kinds) or (not names and size == 7):
+    elif (len(positions) == 1 and "quaternion" in kinds) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
-    elif len(found) == 1:
+    elif len(positions) == 1:
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
         lines += [
-            f"position = {list(found[0])}",
+            f"position = {list(positions[0])}",
             f"rotation = {FILL_IN}  # indices of the orientation, from 0; delete this line if there is none",
             f"# for an orientation, also write: {forms}",
         ]

@@ -32,7 +32,7 @@ class FoundSource(NamedTuple):
     size: int
 
 
-_PARTS = {  # part of the mapping -> pattern of its source's name; the first match counts
+_NAME_PATTERNS = {  # part of the mapping -> pattern of its source's name; the first match counts
     "wrench": r"wrench|force|(^|\W|_)ft(\W|_|$)",
     "torque": r"torque|effort|joint_?state|(^|\W|_)tau(\W|_|$)",
     "gripper": r"grip|finger",
@@ -54,17 +54,17 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
     if robot is None:
         lines.append('# embodiment = "franka"')
     lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
-    taken: set[str] = set()
+    mapped_parts: set[str] = set()
     arms = next(filter(None, (find_arms(source.names) for source in sources)), ())
-    for source in sorted(sources, key=lambda found: not re.search(_PARTS["eef"], found.name.lower())):
-        part = _find_part(source, taken)
+    for source in sorted(sources, key=lambda candidate: not re.search(_NAME_PATTERNS["eef"], candidate.name.lower())):
+        part = _guess_part(source, mapped_parts)
         if part:
-            taken.add(part)
-            is_guess = part == "eef" and not re.search(_PARTS["eef"], source.name.lower())
+            mapped_parts.add(part)
+            is_guess = part == "eef" and not re.search(_NAME_PATTERNS["eef"], source.name.lower())
             guess = "  # CHECK: is this the pose of the hand?" if is_guess else ""
-            for table, own, numbers in _split_by_arm(part, source, arms):
+            for table, arm_source, number_lines in _split_by_arm(part, source, arms):
                 head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{guess}"]
-                lines += [*head, *numbers, *_part_lines(part.partition(".")[0], own, robot)]
+                lines += [*head, *number_lines, *_suggest_lines(part.partition(".")[0], arm_source, robot)]
     return "\n".join([*lines, ""])
 
 
@@ -77,26 +77,29 @@ def _split_by_arm(
         return
     for arm in arms:
         names = [name for name in source.names if has_word(name, arm)]
-        own = source._replace(names=names, size=len(names)) if names else source
-        chosen = f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # numbers of {arm}"
-        yield f"{part}.{arm}", own, () if part == "eef" and names else (chosen,)
+        arm_source = source._replace(names=names, size=len(names)) if names else source
+        number_line = (
+            f"names = [{', '.join(map(quote_toml, names))}]" if names else f"index = {FILL_IN}  # numbers of {arm}"
+        )
+        yield f"{part}.{arm}", arm_source, () if part == "eef" and names else (number_line,)
 
 
-def _find_part(source: FoundSource, taken: set[str]) -> str:
+def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
+    # The part of the mapping that a source probably is, by its type and name; "" = none.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
-    named = next((part for part, pattern in _PARTS.items() if re.search(pattern, source.name.lower())), "")
+    guess = next((part for part, pattern in _NAME_PATTERNS.items() if re.search(pattern, source.name.lower())), "")
     if "JointState" in source.kind or "Wrench" in source.kind:
-        named = "wrench" if "Wrench" in source.kind else "torque"
-    if "TFMessage" in source.kind or (is_pose and named != "action"):
-        named = "eef" if named == "eef" or (is_pose and "eef" not in taken) else "bodies"
-    if named == "bodies" or (not named and not source.kind and not source.names and source.size in (3, 7)):
+        guess = "wrench" if "Wrench" in source.kind else "torque"
+    if "TFMessage" in source.kind or (is_pose and guess != "action"):
+        guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
+    if guess == "bodies" or (not guess and not source.kind and not source.names and source.size in (3, 7)):
         return f"bodies.{re.sub('[^A-Za-z0-9]+', '_', source.name).strip('_') or 'body'}"
-    return "" if named in taken else named
+    return "" if guess in mapped_parts else guess
 
 
-def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
+def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
     match part:
         case "eef" | "bodies":
             if part == "bodies":
@@ -106,13 +109,13 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
                 yield f"frame = {FILL_IN}  # name of the child frame"
             yield from suggest_pose(source.names, source.size) if source.size else ()
         case "torque":
-            arm = find_robot(robot or "")
+            known_robot = find_robot(robot or "")
             if source.kind or source.size == 0:
                 yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, also the gripper'
             yield "scale = 1.0  # CHECK: factor to N m"
-            if arm is None or not arm.limits_nm or arm.effort_is_current:
+            if known_robot is None or not known_robot.limits_nm or known_robot.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
-            if arm is not None and arm.effort_is_current:
+            if known_robot is not None and known_robot.effort_is_current:
                 yield f'unit = {FILL_IN}  # "N m" if these are torques, not motor currents'
         case "gripper":
             if source.size != 1:
@@ -122,11 +125,12 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
             yield "scale = 1.0  # CHECK: factor to N"
             yield "tare_s = 1.0  # CHECK: the hand is still and touches nothing for this long"
             yield "# mass_kg = 0.7  # mass of the tool"
-            if not source.kind and not _has_forces(source):
+            if not source.kind and not _are_forces_known(source):
                 yield f"index = {FILL_IN}  # [x, y, z] of the force, counted from 0"
 
 
-def _has_forces(source: FoundSource) -> bool:
+def _are_forces_known(source: FoundSource) -> bool:
+    # Whether names or count say which numbers are the forces x, y, z.
     try:
         return bool(decide_forces(source.names, source.size))
     except ValueError:

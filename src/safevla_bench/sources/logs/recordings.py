@@ -41,77 +41,84 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
     if (path / METADATA).is_file():
         return (_read_rosbag2(path),)
     if files := _list_parts(path):
-        return tuple(_join_split(files))
+        return tuple(_join_split_files(files))
     return tuple(_read_rosbag2(folder) for folder in sorted(path.iterdir()) if (folder / METADATA).is_file())
 
 
 def _list_parts(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.iterdir() if path.is_file() and storage_suffix(path)), key=_part_number)
+    return sorted((path for path in folder.iterdir() if path.is_file() and storage_suffix(path)), key=_part_key)
 
 
 def _stem(path: Path) -> str:
     return path.name.partition(str(storage_suffix(path)))[0]
 
 
-def _part_number(path: Path) -> tuple[str, int, str]:
+def _part_key(path: Path) -> tuple[str, int, str]:
+    # Sort key of a file: NAME_3 is number 3 of NAME; -1 = no number.
     stem, _, number = _stem(path).rpartition("_")
     return (stem, int(number), path.name) if number.isdecimal() else (_stem(path), -1, path.name)
 
 
 def _read_rosbag2(folder: Path) -> Recording:
-    place, present, info = Place(file=str(folder / METADATA)), _list_parts(folder), dict[str, Any]()
+    place, present_parts, info = Place(file=str(folder / METADATA)), _list_parts(folder), dict[str, Any]()
     try:
         from ruamel.yaml import YAML
 
         tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
         info = {**tree["rosbag2_bagfile_information"]}
-        listed = [PurePosixPath(name).name for name in info["relative_file_paths"]]
+        listed_names = [PurePosixPath(name).name for name in info["relative_file_paths"]]
     except Exception as error:  # the file is damaged, but the parts may suffice
-        listed = []
+        listed_names = []
         warn_once(str(place.file), f"cannot be used ({type(error).__name__}); parts are joined by their numbers")
-    by_name = {path.name: path for path in present} | {path.stem: path for path in present if path.suffix != path.stem}
-    if missing := [name for name in listed if name not in by_name]:
+    # The metadata may name a compressed file without the suffix of its compression.
+    part_by_name = {path.name: path for path in present_parts} | {
+        path.stem: path for path in present_parts if path.suffix != path.stem
+    }
+    if missing := [name for name in listed_names if name not in part_by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
         raise DamageError(f"parts of the recording are missing: {named}", remedy="Copy the whole folder.", place=place)
-    parts = [by_name[name] for name in dict.fromkeys(listed)]
-    is_numbered = len({_part_number(path)[0] for path in parts}) == 1
-    if is_numbered and parts != sorted(parts, key=_part_number):
+    parts = [part_by_name[name] for name in dict.fromkeys(listed_names)]
+    is_numbered = len({_part_key(path)[0] for path in parts}) == 1
+    if is_numbered and parts != sorted(parts, key=_part_key):
         warn_once(str(place.file), "lists the parts in another order than their numbers do; the numbers are used")
-    further = [path for path in present if path not in parts and (not parts or _are_parts(parts[0], path))]
-    if further and parts:
-        named = ", ".join(path.name for path in further[:_MOST_NAMED])
+    unlisted_parts = [
+        path for path in present_parts if path not in parts and (not parts or _are_of_one_recording(parts[0], path))
+    ]
+    if unlisted_parts and parts:
+        named = ", ".join(path.name for path in unlisted_parts[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
-    parts = sorted((*parts, *further), key=_part_number) if is_numbered or not listed else parts
-    if not listed and len({storage_suffix(path) for path in parts}) > 1:
+    parts = sorted((*parts, *unlisted_parts), key=_part_key) if is_numbered or not listed_names else parts
+    if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the parts have several formats", remedy="Keep only the parts of one recording.", place=place)
     distro: object = info.get("ros_distro")
     return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
 
 
-def _are_parts(one: Path, other: Path) -> bool:
-    first, second = _part_number(one), _part_number(other)
+def _are_of_one_recording(one: Path, other: Path) -> bool:
+    first, second = _part_key(one), _part_key(other)
     return storage_suffix(one) == storage_suffix(other) and first[0] == second[0] and min(first[1], second[1]) >= 0
 
 
-def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
+def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
     parts: list[Path] = []
-    for path in (*files, None):
-        if path is not None and parts and _continues(parts[-1], path):
+    for path in (*files, None):  # None ends the last recording
+        if path is not None and parts and _is_continuation(parts[-1], path):
             parts.append(path)
             continue
         if len(parts) > 1:
             problem = f"{parts[0].name} to {parts[-1].name} follow each other: they are one recording"
             warn_once(str(parts[0].parent), problem)
         if parts:
-            yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_number(parts[0])[0], tuple(parts))
+            yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_key(parts[0])[0], tuple(parts))
         parts = [path] if path is not None else []
 
 
-def _continues(before: Path, after: Path) -> bool:
-    stem, number, _ = _part_number(before)
-    if not _are_parts(before, after) or _part_number(after)[1] <= number:
+def _is_continuation(before: Path, after: Path) -> bool:
+    # Whether the numbers follow in a folder of their name, as of rosbag2, or the times of the messages follow.
+    stem, number, _ = _part_key(before)
+    if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False
-    if stem == before.parent.resolve().name and _part_number(after)[1] == number + 1:
+    if stem == before.parent.resolve().name and _part_key(after)[1] == number + 1:
         return True
     try:
         first, second = scan_topics((before,)), scan_topics((after,))

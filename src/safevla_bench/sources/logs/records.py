@@ -47,10 +47,10 @@ def quote_toml(text: str) -> str:
 
 
 MAX_NUMBERS = 1 << 25  # maximum count of numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz
-_LARGEST = 1 << 20
+_MAX_MAPPING_BYTES = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
-_TURN = 2 * np.pi * 1.01
+_TURN_RAD = 2 * np.pi * 1.01  # largest angle that is plausible in radians: a full turn, and a tolerance
 SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 
@@ -106,18 +106,20 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return which of `size` numbers are the pose; `names` are the numbers' names, or []. If a question remains
         open, raises it as a `RecordError`, with the lines of a mapping that would answer it.
         """
-        stated = self.rotation if self.quaternion is None else self.quaternion
-        arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
+        rotation = self.rotation if self.quaternion is None else self.quaternion
+        arm = (
+            part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and rotation is None else ""
+        )
         try:
             form, order = self.rotation_form, self.quaternion_order
-            layout = naming.decide_pose(names, size, self.position, stated, form, order, self.rotation_order, arm)
+            layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
         except ValueError as question:
-            numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
+            listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
             lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *naming.suggest_pose(names, size)]
             if part == "eef" and len(naming.find_positions(names)) > 1:
                 lines.append("# or, for several arms: a table [eef.ARM] for each; names must contain the word ARM")
-            head = f"The numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
-            refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
+            introduction = f"The numbers are: {escape_controls(listed_numbers)}. Write into the mapping, with values:"
+            refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
         if layout.unit and self.unit not in ("m", layout.unit):
             remedy = "Write the unit that the names say, or leave `unit` out."
             refuse_field(f"unit is {self.unit!r}, but the names say {layout.unit!r}", remedy, part)
@@ -125,16 +127,16 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout) -> Floats:
         """Return numbers [n, size] as x, y, z in `unit`, followed by w, x, y, z if there is an orientation."""
-        position, turns = numbers[:, layout.position], numbers[:, layout.rotation]
+        position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         if self.unit == "m" and layout.unit:
             position = position * SCALES_M[layout.unit]
         angle_unit = self.angle_unit or layout.angle_unit
         if not layout.rotation:
             return position
-        if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(turns), initial=0) > _TURN:
-            problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a full turn in radians"
+        if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
+            problem = f"angles up to {np.nanmax(np.abs(rotation)):.0f} are more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg"; or "rad", if the angles are in radians.', "angle_unit")
-        wxyz = naming.rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
+        wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
 
 
@@ -168,6 +170,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def bounds(self) -> tuple[float, float]:
+        # Ends of the open interval in which a number means that something is held.
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
@@ -228,10 +231,13 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
         """Return the mapped sources by part of the record: parts such as `eef` or `eef.ARM`, then `bodies.NAME`."""
-        owners: dict[str, object] = {f".{name}": arm for name, arm in self.arms.items()} or {"": self}
-        parts = {f"{part}{name}": getattr(owner, part) for part in OF_ARMS for name, owner in owners.items()}
-        named = {name: part for name, part in {**parts, "action": self.action}.items() if part is not None}
-        return {**named, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
+        # Suffix of the part, such as ".left" or "" without arms -> the object that has the part's columns.
+        owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
+        parts = {
+            f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
+        }
+        mapped = {name: columns for name, columns in {**parts, "action": self.action}.items() if columns is not None}
+        return {**mapped, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
 
     def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
         """Return the sources of a part, such as `eef`: one source, or one per arm; {} if the part is not mapped."""
@@ -243,7 +249,7 @@ def read_mapping(path: Path) -> LogMapping:
     key or an invalid value, or contradicts itself.
     """
     with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
-        tree = parse_toml(read_input(path, _LARGEST).decode("utf-8"))
+        tree = parse_toml(read_input(path, _MAX_MAPPING_BYTES).decode("utf-8"))
         _require_finite(tree)
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
@@ -251,11 +257,11 @@ def read_mapping(path: Path) -> LogMapping:
         try:
             mapping = msgspec.convert(tree, LogMapping)
         except msgspec.ValidationError as error:
-            raise _explain_mapping(error, tree) from None
-        _require_same_parts(mapping)
+            raise _explain_invalid_mapping(error, tree) from None
+        _require_consistent_arms(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-        facts = mapping.episode, *mapping.trials
-        for target in {each.target for each in facts} - {None, *targets}:
+        all_facts = mapping.episode, *mapping.trials
+        for target in {episode.target for episode in all_facts} - {None, *targets}:
             listed = ", ".join(targets) or "none"
             raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
@@ -264,53 +270,58 @@ def read_mapping(path: Path) -> LogMapping:
                 raise ValueError(f"[{name}] must be one number: give one name or one index")
             if not grip.bounds[0] < grip.bounds[1]:
                 raise ValueError(f"in [{name}], holds_above must be below holds_below")
-        if zero := [name for name, part in mapping.sources.items() if isinstance(part, Columns) and not part.scale]:
-            raise ValueError(f"[{zero[0]}] has scale = 0, which makes every number 0")
+        if zero_scaled := [
+            name for name, columns in mapping.sources.items() if isinstance(columns, Columns) and not columns.scale
+        ]:
+            raise ValueError(f"[{zero_scaled[0]}] has scale = 0, which makes every number 0")
         for name, columns in mapping.columns_of("wrench").items():
             assert isinstance(columns, Columns)
             if len(columns.names or columns.index or "xyz") != 3:
                 raise ValueError(f"[{name}] must be three numbers: give the names or the index of the forces x, y, z")
-        if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
+        if any(episode.template is not None and episode.benchmark != LOG_BENCHMARK for episode in all_facts):
             others = "for other benchmarks, put the tags into a --rules file"
             raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
     return mapping
 
 
-def _explain_mapping(error: ValueError, tree: Mapping[str, Any]) -> RecordError:
+def _explain_invalid_mapping(error: ValueError, tree: Mapping[str, Any]) -> RecordError:
     """Return the error that msgspec's error describes. The remedy lists the keys or values that are valid."""
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
-    kind: Any = inspect.type_info(LogMapping)
-    for name in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
-        kind = next((each for each in getattr(kind, "types", [kind]) if not isinstance(each, inspect.NoneType)), kind)
-        if name is None:
+    node: Any = inspect.type_info(LogMapping)
+    # Follow the path through the types of `LogMapping`; None stops at the type of the invalid value.
+    for key in (*re.findall(r"\[[^\]]*\]|\w+", path), None):
+        # Of a union, such as `str | None`, take the first type that is not None.
+        node = next((kind for kind in getattr(node, "types", [node]) if not isinstance(kind, inspect.NoneType)), node)
+        if key is None:
             break
-        if name.startswith("["):
-            kind = getattr(kind, "value_type", None) or getattr(kind, "item_type", None)
+        if key.startswith("["):
+            node = getattr(node, "value_type", None) or getattr(node, "item_type", None)
         else:
-            kind = next((field.type for field in getattr(kind, "fields", ()) if field.encode_name == name), None)
-    names = [*getattr(kind, "values", ()), *(field.encode_name for field in getattr(kind, "fields", ()))]
-    known = [str(name) for name in names if name not in _INTERNAL]
-    wrong = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
-    listed = suggest_names(wrong[1] or wrong[2] if wrong else "", known, "known here") if known else ""
+            node = next((field.type for field in getattr(node, "fields", ()) if field.encode_name == key), None)
+    valid_names = [*getattr(node, "values", ()), *(field.encode_name for field in getattr(node, "fields", ()))]
+    known = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
+    invalid = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
+    listed = suggest_names(invalid[1] or invalid[2] if invalid else "", known, "known here") if known else ""
     remedy = "; ".join(filter(None, (listed, "docs/howto/real-robots.md shows the file's form")))
-    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_spell_table(path, tree) or None))
+    return RecordError(problem, remedy=f"{remedy}.", place=Place(field=_path_in_file(path, tree) or None))
 
 
 # Fields of `LogMapping` that are not keys of the file.
-_INTERNAL = ("arms", "trials")
+_INTERNAL_FIELDS = ("arms", "trials")
 
 
-def _spell_table(path: str, tree: Mapping[str, Any]) -> str:
+def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
     """Return msgspec's path of an invalid value as the file's author wrote it: `bodies.cup`, `eef.left`, `episode`."""
-    parts = {"bodies": BodyColumns, "arms": ArmColumns}
-    for key, kind in parts.items():
+    # In the path, `[...]` replaces a name, so find the first table that is invalid.
+    struct_by_key = {"bodies": BodyColumns, "arms": ArmColumns}
+    for key, struct in struct_by_key.items():
         for name, table in tree[key].items() if path.startswith(f"{key}[...]") else ():
             with suppress(msgspec.ValidationError):
-                msgspec.convert(table, kind)
+                msgspec.convert(table, struct)
                 continue
-            rest, name = path.removeprefix(f"{key}[...]").removeprefix("."), escape_controls(name)
-            part, _, field = rest.partition(".") if key == "arms" else ("bodies", "", rest)
+            inner_path, name = path.removeprefix(f"{key}[...]").removeprefix("."), escape_controls(name)
+            part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
             return ".".join(filter(None, (part, name, field)))
     return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
@@ -329,7 +340,8 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
     return {**tree, "arms": arms} if arms else tree
 
 
-def _require_same_parts(mapping: LogMapping) -> None:
+def _require_consistent_arms(mapping: LogMapping) -> None:
+    # All arms need the same parts, and no two arms or bodies may read the same numbers.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()
@@ -337,15 +349,17 @@ def _require_same_parts(mapping: LogMapping) -> None:
     })  # fmt: skip
     if not mapping.arms:
         return
-    names = ", ".join(mapping.arms)
-    if single := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
-        raise ValueError(f"[{single[0]}] names no arm, but the arms are {names}: write [{single[0]}.ARM] for each")
+    arm_names = ", ".join(mapping.arms)
+    if armless := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
+        raise ValueError(
+            f"[{armless[0]}] names no arm, but the arms are {arm_names}: write [{armless[0]}.ARM] for each"
+        )
     if len(mapping.arms) < 2:
-        raise ValueError(f"{names} is the only arm: map each arm, or leave its name out of the tables")
+        raise ValueError(f"{arm_names} is the only arm: map each arm, or leave its name out of the tables")
     for part in OF_ARMS:
         lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
         if 0 < len(lacking) < len(mapping.arms):
-            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {names}, or for none")
+            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {arm_names}, or for none")
     require_own_numbers({
         name: ((columns.source, columns.field), columns.names or columns.index or (None,))
         for name, columns in mapping.sources.items()
@@ -357,9 +371,10 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     """Raise `RecordError` if two arms or two bodies read the same number of a source. `picks` maps the name of a part
     to its source and numbers; the number None means all numbers of the source.
     """
-    for (other, (its_source, its_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
-        is_pair = source == its_source and name.partition(".")[0] == other.partition(".")[0]
-        if is_pair and (None in (*its_numbers, *numbers) or not {*its_numbers}.isdisjoint(numbers)):
+    for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
+        # Only two parts of one kind can clash, such as `eef.left` and `eef.right`.
+        may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
+        if may_clash and (None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)):
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
             if name.startswith("bodies."):
                 remedy = "Give each body its own source, `frame` or `position`, or leave one of them out."
@@ -368,8 +383,8 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
 
 def _require_finite(value: object, key: str = "") -> None:
     if isinstance(value, dict | list):
-        for name, part in value.items() if isinstance(value, dict) else ((key, part) for part in value):
-            _require_finite(part, name)
+        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
+            _require_finite(item, name)
     if isinstance(value, float) and not np.isfinite(value):
         raise ValueError(f"{key} is {value}: write a finite number, or leave it out")
 
@@ -385,7 +400,9 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-_EVEN = 1e-2  # maximum deviation of even time stamps from multiples of the control step, in steps; allows for float32
+# Maximum deviation of even time stamps from multiples of the control step, in steps; allows for float32.
+_MAX_DEVIATION_STEPS = 1e-2
+# Limits of `_find_implausible`: distance from the origin, deviation of a norm from 1, and changes of pose to judge by.
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
@@ -439,6 +456,7 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
     if not np.nan_to_num(values[:, :3]).any():
         return values
     warn("the orientation is left out, since all quaternions are zero")
+    # A position of zeros, without an orientation, means that tracking failed.
     return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
 
 
@@ -453,49 +471,50 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     place = Place(file=episode.file, episode=episode.name)
     mapping = mapping if episode.facts is None else msgspec.structs.replace(mapping, episode=episode.facts)
     chosen, warn = _choose_records(episode, place), partial(warn_once, f"{episode.file}: {episode.name}")
-    series = {name: Series(part.values[chosen], part.known[chosen]) for name, part in episode.series.items()}
+    series = {name: Series(samples.values[chosen], samples.known[chosen]) for name, samples in episode.series.items()}
     for name, columns in mapping.sources.items():
         if isinstance(columns, PoseColumns):
             series[name].values[:, :3] *= SCALES_M[columns.unit]
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
-    even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _EVEN
+    is_even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _MAX_DEVIATION_STEPS
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
-    number = {name: k for k, name in enumerate(bodies)}
-    lost = {name: part for name, part in bodies.items() if not part.known.all()}
-    turned = {name: part for name, part in bodies.items() if part.values.shape[1] == 7}
+    body_index = {name: index for index, name in enumerate(bodies)}
+    partly_unknown = {name: body for name, body in bodies.items() if not body.known.all()}
+    oriented = {name: body for name, body in bodies.items() if body.values.shape[1] == 7}
     action = series.get("action")
-    hands = [series[name].values for name in mapping.columns_of("eef")]
-    has_turns = [hand.shape[1] == 7 for hand in hands]
+    hand_poses = [series[name].values for name in mapping.columns_of("eef")]
+    have_orientation = [pose.shape[1] == 7 for pose in hand_poses]
     require_own_numbers({  # if two moving parts have the same path, they read the same numbers
         name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
         if isinstance(columns, PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
-    if any(has_turns) and not all(has_turns):
+    if any(have_orientation) and not all(have_orientation):
         warn("the orientations of the hands are left out, since one hand has none")
-    further = {} if even and not episode.has_stamps else {"time_s": time_s}
+    further_channels = {} if is_even and not episode.has_stamps else {"time_s": time_s}
+    # Each item has the name of a part, such as `wrench.left`, and its columns.
     wrenches = mapping.columns_of("wrench").items()
-    if forces := [_measure_forces(*each, episode, series, chosen, warn) for each in wrenches]:
-        further[wrench.CHANNEL] = np.hstack(forces)
-    torques = [_find_largest(episode.series[name], chosen, warn) for name in mapping.columns_of("torque")]
-    grips = [_gripper_contact(*each, episode, chosen) for each in mapping.columns_of("gripper").items()]
+    if forces := [_measure_wrist_forces(*item, episode, series, chosen, warn) for item in wrenches]:
+        further_channels[wrench.CHANNEL] = np.hstack(forces)
+    torques = [_find_peak_torques(episode.series[name], chosen, warn) for name in mapping.columns_of("torque")]
+    grips = [_find_grip_contact(*item, episode, chosen) for item in mapping.columns_of("gripper").items()]
     recording = EpisodeArrays(
         header=_build_header(episode, mapping, tasks or {}, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
         records=len(chosen),
-        eef_pos_m=np.hstack([hand[:, :3] for hand in hands]) if hands else None,
-        eef_quat_wxyz=np.hstack([hand[:, 3:] for hand in hands]) if hands and all(has_turns) else None,
-        pos_bodies=list(number.values()),
+        eef_pos_m=np.hstack([pose[:, :3] for pose in hand_poses]) if hand_poses else None,
+        eef_quat_wxyz=np.hstack([pose[:, 3:] for pose in hand_poses]) if hand_poses and all(have_orientation) else None,
+        pos_bodies=list(body_index.values()),
         body_pos_m=_stack_bodies(bodies, slice(0, 3)),
-        quat_bodies=[number[name] for name in turned],
-        body_quat_wxyz=_stack_bodies(turned, slice(3, 7)),
+        quat_bodies=[body_index[name] for name in oriented],
+        body_quat_wxyz=_stack_bodies(oriented, slice(3, 7)),
         joint_torque_nm=np.hstack(torques) if torques else None,
         gripper_contact=None if not grips else np.stack(grips, axis=1) if mapping.arms else grips[0],
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
-        extra=_mark_single(add_header_mark({}, FOREIGN_LOG), episode),
-        further=further,
-        valid_bodies=[number[name] for name in lost],
-        pose_valid=np.stack([part.known for part in lost.values()], axis=1) if lost else None,
+        extra=_mark_single_precision(add_header_mark({}, FOREIGN_LOG), episode),
+        further=further_channels,
+        valid_bodies=[body_index[name] for name in partly_unknown],
+        pose_valid=np.stack([body.known for body in partly_unknown.values()], axis=1) if partly_unknown else None,
     )
     try:
         batch = from_recording(recording)
@@ -507,34 +526,35 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that become records: every part has been seen by then, and all but bodies are known."""
-    unseen = [name for name, part in episode.series.items() if not part.known.any()]
+    """Return the indices of the instants that become records: all parts but bodies are known, and bodies were seen."""
+    unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
         remedy = "Leave this part out of the mapping, or map it to recorded data."
         raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
+    # Whether all parts except bodies are known at each instant, [n].
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
-    for name, part in episode.series.items():
+    for name, samples in episode.series.items():
         if not name.startswith("bodies."):
-            usable &= part.known
-    begin = max((int(part.known.argmax()) for part in episode.series.values()), default=0)
-    chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
+            usable &= samples.known
+    first_complete = max((int(samples.known.argmax()) for samples in episode.series.values()), default=0)
+    chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= first_complete))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
         raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
-    source = f"{episode.file}: {episode.name}"
+    label = f"{episode.file}: {episode.name}"
     if skipped := int((~usable[chosen[0] :]).sum()):
         problem = f"{skipped} instants are left out, since a part of the robot is unknown then"
-        warn_once(source, f"{problem}; the time stamps show the gaps")
+        warn_once(label, f"{problem}; the time stamps show the gaps")
     if unseen:
-        warn_once(source, f"never seen: {', '.join(unseen)}; clauses on such a body have no verdict")
-    for name, part in episode.series.items():
-        if (unused := part.poses - int(part.known[chosen].sum())) > 0:
-            warn_once(source, f"{unused} of {part.poses} pose messages of [{name}] are not in any record")
+        warn_once(label, f"never seen: {', '.join(unseen)}; clauses on such a body have no verdict")
+    for name, samples in episode.series.items():
+        if (unused_poses := samples.poses - int(samples.known[chosen].sum())) > 0:
+            warn_once(label, f"{unused_poses} of {samples.poses} pose messages of [{name}] are not in any record")
     return chosen
 
 
-_CHANNELS = {  # part of the mapping -> the channels of a record that it provides
+_CHANNELS_OF_PART = {  # part of the mapping -> the channels of a record that it provides
     "eef": ("eef_pos_m", "eef_quat_wxyz"),
     "torque": ("joint_torque_nm",),
     "wrench": (wrench.CHANNEL,),
@@ -542,52 +562,64 @@ _CHANNELS = {  # part of the mapping -> the channels of a record that it provide
 }
 
 
-def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    parts = {name.partition(".")[0] for name, part in episode.series.items() if part.is_single}
-    channels = [channel for part, of_part in _CHANNELS.items() if part in parts for channel in of_part]
+def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
+    # The parts whose numbers the log stores as float32.
+    parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
+    channels = [
+        channel for part, part_channels in _CHANNELS_OF_PART.items() if part in parts for channel in part_channels
+    ]
     return add_header_field(extra, SINGLE, channels) if channels else extra
 
 
-def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     """Return rows of a part's numbers, [M, k], and the record to which each row belongs, [M]: the first at or after
-    the row. `chosen` are the instants that become records, ascending. Record 0 only has the rows of its instant.
+    the row. Each record also has its sampled value, and record 0 only has the rows since the instant before it.
     """
-    rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
-    record = np.searchsorted(chosen, instant)
-    counted = (instant >= chosen[0]) & (record < len(chosen))
-    own = np.arange(len(chosen))  # add the value at each record
-    return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
+    messages, instants = (
+        (samples.values, np.arange(len(samples.values))) if samples.between is None else samples.between
+    )
+    records = np.searchsorted(chosen, instants)
+    is_counted = (instants >= chosen[0]) & (records < len(chosen))
+    all_records = np.arange(len(chosen))  # add the value at each record
+    return np.concatenate([messages[is_counted], samples.values[chosen]]), np.concatenate(
+        [records[is_counted], all_records]
+    )
 
 
-def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
-    rows = []
-    for part in bodies.values():
-        seen = np.maximum.accumulate(np.where(part.known, np.arange(len(part.known)), -1))
-        filled = part.values[np.maximum(seen, 0), numbers]
-        filled[seen < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0
-        rows.append(filled)
-    return np.stack(rows, axis=1) if rows else None
+def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
+    # An unknown pose is replaced by the last known one; before that by the origin or the identity rotation.
+    filled_bodies = []
+    for body in bodies.values():
+        last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
+        filled = body.values[np.maximum(last_known, 0), columns]
+        filled[last_known < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0
+        filled_bodies.append(filled)
+    return np.stack(filled_bodies, axis=1) if filled_bodies else None
 
 
-def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
+def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
     """Return for each number the signed value of largest magnitude since the previous record, [n, k]."""
-    rows, record = _since_records(part, chosen)
+    rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
-    largest = np.full((len(chosen), rows.shape[1]), np.nan)
-    for column, numbers in enumerate(rows.T):
-        order = np.lexsort((np.abs(numbers), record))
-        order = order[np.isfinite(numbers[order])]
-        largest[record[order], column] = numbers[order]  # ascending: the largest value overwrites the others
-    if part.between is not None:
-        peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
-        if (peak > judged).any():
-            worst = int(np.argmax(peak - judged))
-            warn(f"a torque of {peak[worst]:.4g} before the first or after the last record is not judged")
-    return largest
+    peaks = np.full((len(chosen), rows.shape[1]), np.nan)
+    for joint, joint_torques in enumerate(rows.T):
+        # Rows by record, and in a record by magnitude.
+        order = np.lexsort((np.abs(joint_torques), record_of_row))
+        order = order[np.isfinite(joint_torques[order])]
+        peaks[record_of_row[order], joint] = joint_torques[order]  # ascending: the largest value overwrites the others
+    # Messages outside all records may have a larger torque, which is not judged.
+    if torques.between is not None:
+        logged_peak, judged_peak = (
+            np.nan_to_num(np.abs(torques_nm)).max(axis=0) for torques_nm in (torques.between[0], peaks)
+        )
+        if (logged_peak > judged_peak).any():
+            worst_joint = int(np.argmax(logged_peak - judged_peak))
+            warn(f"a torque of {logged_peak[worst_joint]:.4g} before the first or after the last record is not judged")
+    return peaks
 
 
-def _measure_forces(
+def _measure_wrist_forces(
     name: str,
     columns: Columns | PoseColumns,
     episode: LoggedEpisode,
@@ -596,38 +628,42 @@ def _measure_forces(
     warn: Callable[[str], None],
 ) -> Floats:
     assert isinstance(columns, WrenchColumns)
-    forces, record = _since_records(episode.series[name], chosen)
+    forces, record_of_row = _assign_to_records(episode.series[name], chosen)
+    # The sensor of `wrench.left` is at the hand `eef.left`.
     hand, time_s = series.get(name.replace("wrench", "eef", 1)), episode.time_s[chosen] - episode.time_s[chosen[0]]
-    measured, problem = wrench.measure_forces(forces, record, time_s, None if hand is None else hand.values, columns)
+    measured, problem = wrench.measure_forces(
+        forces, record_of_row, time_s, None if hand is None else hand.values, columns
+    )
     if problem:
         warn(problem)
     return measured
 
 
-def _gripper_contact(
+def _find_grip_contact(
     name: str, columns: Columns | PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
+    # Whether the gripper held something in any message of each record, [n].
     assert isinstance(columns, GripColumns)
-    rows, record_of_row = _since_records(episode.series[name], chosen)
-    value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
+    rows, record_of_row = _assign_to_records(episode.series[name], chosen)
+    grip_values, has_contact = rows[:, 0], np.zeros(len(chosen), np.bool_)
     low, high = columns.bounds
-    is_held = np.isfinite(value) & (low < value) & (value < high)
+    is_held = np.isfinite(grip_values) & (low < grip_values) & (grip_values < high)
     if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
-        if (is_held & (value != 0) & (value != 1)).any():
-            numbers = f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g}"
+        if (is_held & (grip_values != 0) & (grip_values != 1)).any():
+            numbers = f"numbers from {np.nanmin(grip_values):.4g} to {np.nanmax(grip_values):.4g}"
             remedy = f"Write holds_above, holds_below or both under [{name}]."
             refuse_field(f"{numbers} do not show whether the gripper holds something", remedy, name)
-        is_held &= value != 0
-    holds[record_of_row[is_held]] = True
-    return holds
+        is_held &= grip_values != 0
+    has_contact[record_of_row[is_held]] = True
+    return has_contact
 
 
 def _build_header(
     episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str], place: Place
 ) -> dict[str, object]:
-    asked = mapping.episode
-    outcome = asked.outcomes.get(episode.name)
-    success = asked.success if isinstance(asked.success, bool) else episode.success
+    facts = mapping.episode
+    outcome = facts.outcomes.get(episode.name)
+    success = facts.success if isinstance(facts.success, bool) else episode.success
     if outcome is not None:
         success = outcome == "success"
     if success is None:
@@ -637,23 +673,23 @@ def _build_header(
         )
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-    embodiment = asked.embodiment or episode.embodiment or "unknown"
-    mapped = mapping.columns_of("torque").items()
-    torques = {name: columns for name, columns in mapped if isinstance(columns, TorqueColumns)}
+    embodiment = facts.embodiment or episode.embodiment or "unknown"
+    mapped_torques = mapping.columns_of("torque").items()
+    torques = {name: columns for name, columns in mapped_torques if isinstance(columns, TorqueColumns)}
     for name, columns in torques.items():
-        _require_torque_limits(columns, embodiment, episode.series[name], name)
-    wording = episode.instruction or episode.name
-    task = asked.task or tasks.get(wording) or name_tasks([*tasks, wording])[wording]
+        _check_torques(columns, embodiment, episode.series[name], name)
+    task_text = episode.instruction or episode.name
+    task_id = facts.task or tasks.get(task_text) or name_tasks([*tasks, task_text])[task_text]
     return {
         "schema_version": ARMS_VERSION if mapping.arms else SCHEMA_VERSION,
         "episode_id": episode.name,
-        "benchmark": asked.benchmark,
-        "task_id": f"{asked.template}/{task}" if asked.template else task,
+        "benchmark": facts.benchmark,
+        "task_id": f"{facts.template}/{task_id}" if facts.template else task_id,
         "success": success,
         "dt": episode.dt_s,
-        "target_object": asked.target or (targets[0] if targets else None),
-        "joint_torque_limit_nm": _join_limits(torques.values(), embodiment),
-        "policy": asked.policy,
+        "target_object": facts.target or (targets[0] if targets else None),
+        "joint_torque_limit_nm": _join_torque_limits(torques.values(), embodiment),
+        "policy": facts.policy,
         "instruction": episode.instruction,
         "outcome": outcome or ("success" if success else "failure"),
         "embodiment": embodiment,
@@ -662,51 +698,57 @@ def _build_header(
     }
 
 
-def _join_limits(torques: Collection[TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
+def _join_torque_limits(torques: Collection[TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
     if all(columns.limits_nm is None for columns in torques):
         return None
     robot = find_robot(embodiment)
-    known = robot.limits_nm if robot else ()
-    return tuple(limit for columns in torques for limit in columns.limits_nm or known)
+    published_nm = robot.limits_nm if robot else ()
+    return tuple(limit for columns in torques for limit in columns.limits_nm or published_nm)
 
 
-def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series, table: str) -> None:
+def _check_torques(columns: TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
+    # An error if limits are unknown, if the numbers may be currents, or if they do not match the limits.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
-        known = "no torque limits are published for" if robot else "no torque limits are known for"
-        limits_nm = f"limits_nm under [{table}], one for each joint in N·m"
-        remedy = f"Write {limits_nm}, or name the robot as `embodiment` under [episode]."
-        refuse_field(f"{known} the robot {embodiment!r}", remedy, table)
-    says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
-    is_torque = columns.unit or columns.scale != 1 or says_torque
-    named = " ".join(part.names or columns.names or ()).lower()
-    is_ur = all(joint in named for joint in _UR_JOINTS)
-    of_arm = table != "torque"  # bimanual robots such as ALOHA publish currents as effort
-    if (is_ur or of_arm or (robot is not None and robot.effort_is_current)) and not is_torque:
+        reason = "no torque limits are published for" if robot else "no torque limits are known for"
+        needed_line = f"limits_nm under [{table}], one for each joint in N·m"
+        remedy = f"Write {needed_line}, or name the robot as `embodiment` under [episode]."
+        refuse_field(f"{reason} the robot {embodiment!r}", remedy, table)
+    source_says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
+    is_torque = columns.unit or columns.scale != 1 or source_says_torque
+    joint_names = " ".join(samples.names or columns.names or ()).lower()
+    is_ur = all(joint in joint_names for joint in _UR_JOINTS)
+    is_bimanual = table != "torque"  # bimanual robots such as ALOHA publish currents as effort
+    if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write unit = "N m" under [{table}] if these are torques, or `scale`, the torque per ampere of a joint. '
             "Drivers before 2025 publish currents."
         )
-        owner = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
-        refuse_field(f"the effort of {owner} may be motor currents", remedy, table)
-    limits, count = columns.limits_nm or (robot.limits_nm if robot else ()), part.values.shape[1]
-    joints = sorted((name for name in part.names if not re.search("finger|grip", name.lower())), key=_joint_place)
-    problem = "" if count == len(limits) else f"{count} torques, but {len(limits)} limits"
-    if columns.limits_nm is None and part.names and [*part.names] != joints:
+        robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
+        refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
+    limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
+    joints = sorted((name for name in samples.names if not re.search("finger|grip", name.lower())), key=_joint_order)
+    problem = "" if count == len(limits_nm) else f"{count} torques, but {len(limits_nm)} limits"
+    if columns.limits_nm is None and samples.names and [*samples.names] != joints:
         problem = problem or "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
-        is_sure = len({*map(_joint_place, joints)}) == len(joints) == len(limits)
-        lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {naming.FILL_IN}"
-        named = escape_controls(", ".join(part.names) or "none")
-        refuse_field(problem, f"The names are: {named}. Write under [{table}], one joint per limit:\n  {lines}", table)
+        is_order_known = len({*map(_joint_order, joints)}) == len(joints) == len(limits_nm)
+        names_line = (
+            f"names = [{', '.join(map(quote_toml, joints))}]" if is_order_known else f"names = {naming.FILL_IN}"
+        )
+        joint_names = escape_controls(", ".join(samples.names) or "none")
+        refuse_field(
+            problem, f"The names are: {joint_names}. Write under [{table}], one joint per limit:\n  {names_line}", table
+        )
 
 
 _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 
 
-def _joint_place(name: str) -> int:
-    found = [place for place, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
-    return found[0] if found else int((re.findall(r"\d+", name) or ["-1"])[-1])
+def _joint_order(name: str) -> int:
+    # Sort key from the base to the hand: the index in `_UR_JOINTS`, else the last number in the name; -1 = unknown.
+    matches = [index for index, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
+    return matches[0] if matches else int((re.findall(r"\d+", name) or ["-1"])[-1])
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
@@ -726,24 +768,26 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
+    # Yields (source, problem) for numbers that are possible, but probably wrong.
     for name, columns in mapping.sources.items():
         if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue
-        values = series[name].values[series[name].known]
-        distance_m = float(np.median(np.linalg.norm(values[:, :3], axis=1)))
+        poses = series[name].values[series[name].known]
+        distance_m = float(np.median(np.linalg.norm(poses[:, :3], axis=1)))
         if distance_m > _FAR_M:
             problem = f"[{name}] is {distance_m:.0f} m from the origin; is it in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
-        runs = np.diff(np.flatnonzero((np.diff(values, axis=0) != 0).any(axis=1)))
-        if len(runs) > _FEW_RUNS and np.median(runs) >= 2:
-            problem = f"[{name}] repeats each pose {np.median(runs):.0f} times, so it is published faster"
+        # Numbers of records between successive changes of the pose.
+        run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
+        if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
+            problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times, so it is published faster"
             yield file, f"{problem} than it is measured, and its speed and acceleration are too large"
-        if values.shape[1] == 7:
-            norm = np.linalg.norm(values[:, 3:], axis=1)
-            if np.abs(norm - 1).max() > _NORM_SLACK:
-                yield file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
-    for name, part in series.items():
-        if name.partition(".")[0] in ("torque", "wrench") and not part.values.any():
+        if poses.shape[1] == 7:
+            norms = np.linalg.norm(poses[:, 3:], axis=1)
+            if np.abs(norms - 1).max() > _NORM_SLACK:
+                yield file, f"[{name}] has quaternions of norm {norms.min():.3g} to {norms.max():.3g}, not 1"
+    for name, samples in series.items():
+        if name.partition(".")[0] in ("torque", "wrench") and not samples.values.any():
             yield file, f"[{name}] is 0 throughout; many drivers publish 0 for quantities that they do not measure"
     if not mapping.bodies and not mapping.columns_of("eef"):
         yield file, "motion and objects are not judged, since neither [eef] nor [bodies] is mapped"

@@ -24,38 +24,40 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
     problems: dict[str, dict[str, None]] = {}
     for episode in episodes:
         for name, columns in mapping.sources.items():
-            part = episode.series[name]
-            rows, times = part.values[part.known], episode.time_s[part.known]
-            if part.between is not None:  # includes values between records
-                whole = part.between[0][np.isfinite(part.between[0]).all(axis=1)]
-                rows = whole if len(whole) else rows
+            samples = episode.series[name]
+            rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
+            if samples.between is not None:  # includes values between records
+                all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
+                rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):
                 rows = rows[:, :3] * SCALES_M[columns.unit]
             if not len(rows):
                 continue
             low, high = bounds.get(name, (rows[0], rows[0]))
             bounds[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
-            rate_hz = part.rate_hz or 1 / episode.dt_s
-            clocks.setdefault(name, {})[f"{part.time_base or 'the clock'}, {format_significant(rate_hz)} Hz"] = None
-            found = problems.setdefault(name, {})
-            gap_s = part.longest_gap_s or float(np.diff(times).max(initial=0.0))
+            rate_hz = samples.rate_hz or 1 / episode.dt_s
+            clocks.setdefault(name, {})[f"{samples.time_base or 'the clock'}, {format_significant(rate_hz)} Hz"] = None
+            issues = problems.setdefault(name, {})
+            gap_s = samples.longest_gap_s or float(np.diff(times_s).max(initial=0.0))
             if gap_s * rate_hz > _MOST_PERIODS:
-                found[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
+                issues[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
             if isinstance(columns, PoseColumns) and len(rows) > 1:
-                speed = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times)).max())
-                if speed > _FASTEST_M_S:
-                    found[f"{episode.name}: the speed reaches {format_significant(speed)} m/s"] = None
+                speed_m_s = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times_s)).max())
+                if speed_m_s > _FASTEST_M_S:
+                    issues[f"{episode.name}: the speed reaches {format_significant(speed_m_s)} m/s"] = None
             if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
-                share = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
-                if share.max() > _MOST_TORQUE:
-                    found[f"{episode.name}: {format_significant(float(share.max()))} times a torque limit"] = None
+                ratio = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
+                if ratio.max() > _MOST_TORQUE:
+                    issues[f"{episode.name}: {format_significant(float(ratio.max()))} times a torque limit"] = None
     for name, (low, high) in bounds.items():
         columns = mapping.sources[name]
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
-        ends = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
-        extremes = ", ".join(f"{format_significant(least)} to {format_significant(most)}" for least, most in ends)
+        bound_pairs = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
+        extremes = ", ".join(
+            f"{format_significant(least)} to {format_significant(most)}" for least, most in bound_pairs
+        )
         yield escape_controls(f"  [{name}] {columns.source}: {'; '.join(list(clocks[name])[:3])}; {extremes}{unit}")
         if name.partition(".")[0] == "gripper" and (low == high).all():
             yield "    warning: the value never changes"

@@ -53,52 +53,67 @@ class FrameTree:
         """Convert poses [n, 3 or 7], all known, from `frame` to the frame `into`, each at its time; NaN if a transform
         is unknown at that time. Raises `RecordError` if the tree does not connect the two frames.
         """
-        up, down = self._chain(frame), self._chain(into)
-        while up and down and up[-1] == down[-1]:
-            up, down = up[:-1], down[:-1]
-        roots = [self._edges[chain[-1]].parents[0] if chain else name for chain, name in ((up, frame), (down, into))]
+        up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
+        # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
+        while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
+            up_frames, down_frames = up_frames[:-1], down_frames[:-1]
+        roots = [
+            self._edges[frames[-1]].parents[0] if frames else unmoved
+            for frames, unmoved in ((up_frames, frame), (down_frames, into))
+        ]
         if roots[0] != roots[1]:
-            known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
-            remedy = f"Known frames: {known}. Write all topics with transforms as `topics` under [transforms]."
+            known_frames = (
+                ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
+            )
+            remedy = f"Known frames: {known_frames}. Write all topics with transforms as `topics` under [transforms]."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
         from scipy.spatial.transform import Rotation  # slow to import
 
-        position, turn = poses[:, :3], Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
-        for child in up:
-            origin, axes = self._at(child, time_ns)
-            position, turn = origin + axes.apply(position), None if turn is None else axes * turn
-        for child in reversed(down):
-            origin, axes = self._at(child, time_ns)
-            position, turn = axes.inv().apply(position - origin), None if turn is None else axes.inv() * turn
-        return position if turn is None else np.hstack([position, turn.as_quat()[:, [3, 0, 1, 2]]])
+        position, rotation = poses[:, :3], Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
+        for child in up_frames:
+            origin, axes = self._interpolate_frame(child, time_ns)
+            position, rotation = origin + axes.apply(position), None if rotation is None else axes * rotation
+        for child in reversed(down_frames):
+            origin, axes = self._interpolate_frame(child, time_ns)
+            position, rotation = (
+                axes.inv().apply(position - origin),
+                None if rotation is None else axes.inv() * rotation,
+            )
+        return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
 
-    def _chain(self, frame: str) -> list[str]:
-        chain: list[str] = []
+    def _list_ancestors(self, frame: str) -> list[str]:
+        # The frame and its ancestors in order, without the root.
+        frames: list[str] = []
         while frame in self._edges:
-            if frame in chain:
+            if frame in frames:
                 remedy = "Two programs publish transforms in opposite directions; record only one of them."
                 raise RecordError(f"the transforms form a cycle at {frame!r}", remedy=remedy)
-            chain.append(frame)
+            frames.append(frame)
             parents = self._edges[frame].parents
             if len(parents) > 1:
                 remedy = "Two programs publish this frame. Record one of them, or name `topics` under [transforms]."
                 raise RecordError(f"the frame {frame!r} has several parents: {', '.join(parents)}", remedy=remedy)
             frame = parents[0]
-        return chain
+        return frames
 
-    def _at(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
+    def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
         """Return a frame's origin in its parent frame at each time, or NaN if unknown, and the rotation of its axes."""
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]
         if edge.static:
-            pose = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
-            return pose[:, :3], Rotation.from_quat(pose[:, _XYZW])
-        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1
-        since, gap = time_ns - edge.time_ns[np.maximum(before, 0)], np.diff(edge.time_ns, append=edge.time_ns[-1])
-        is_known = (before >= 0) & ((since == 0) | (since < gap[before]) & (gap[before] <= self._max_gap_ns))
-        at = np.clip(time_ns, edge.time_ns[0], edge.time_ns[-1])
-        origin = np.stack([np.interp(at, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
+            poses = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
+            return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
+        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1  # the last transform until each time; or -1
+        elapsed_ns, gap_ns = (
+            time_ns - edge.time_ns[np.maximum(before, 0)],
+            np.diff(edge.time_ns, append=edge.time_ns[-1]),
+        )
+        is_known = (before >= 0) & (
+            (elapsed_ns == 0) | (elapsed_ns < gap_ns[before]) & (gap_ns[before] <= self._max_gap_ns)
+        )
+        clipped_ns = np.clip(time_ns, edge.time_ns[0], edge.time_ns[-1])
+        origin = np.stack([np.interp(clipped_ns, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
         origin[~is_known] = np.nan
-        keys, turns = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # Slerp requires two keys
+        key_ns, key_poses = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
+        return origin, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)  # Slerp requires two keys

@@ -28,41 +28,43 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
     takers: dict[str, NumberTaker | PoseTaker] = {}
     for part, columns in mapping.sources.items():
-        kind: Any = PoseTaker if isinstance(columns, PoseColumns) else NumberTaker
-        takers[part] = kind(part, columns.source, budget, columns=columns)
+        taker_class: Any = PoseTaker if isinstance(columns, PoseColumns) else NumberTaker
+        takers[part] = taker_class(part, columns.source, budget, columns=columns)
     marks = {trial.marker: MarkTaker("marker", trial.marker, budget) for trial in mapping.trials if trial.marker}
     transforms = TransformTree(budget)
-    first_ns = _take_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
+    first_ns = _collect_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
     for taker in takers.values():
         taker.require_some()
-    for trial in _cut(recording, mapping, marks, first_ns):
+    for trial in _list_trials(recording, mapping, marks, first_ns):
         try:
             yield align(trial, mapping, takers, transforms)
         except RecordError as error:
             yield error.with_place(Place(file=trial.file, episode=trial.name))
 
 
-def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    has_tree = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
-    trees = frozenset(mapping.transforms.topics if has_tree else ())
-    topics, order = Topics({*trees, *(taker.topic for taker in takers)}), 0
+def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
+    # Passes each message to its takers; returns the log time of the first message [ns].
+    needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
+    transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
+    topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
+    # Topic -> its decoder, the takers of its messages, and whether these are transforms.
     readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
             for channel, log_ns, content in read_messages(path, topics):
                 if (reader := readers.get(channel)) is None:
                     decode = find_decoder(channel, mapping.ros_distro, recording.ros_distro)
-                    wanting = [taker for taker in takers if taker.topic == channel.topic]
-                    reader = readers[channel] = decode, wanting, channel.topic in trees
-                    for taker in wanting:
+                    topic_takers = [taker for taker in takers if taker.topic == channel.topic]
+                    reader = readers[channel] = decode, topic_takers, channel.topic in transform_topics
+                    for taker in topic_takers:
                         taker.latched |= channel.latched or is_static(channel.topic)
-                decode, wanting, is_tree = reader
+                decode, topic_takers, is_transform = reader
                 message = decode(content)
-                for taker in wanting:
-                    taker.take(message, order, log_ns)
-                if is_tree:
-                    transforms.take(message, order, log_ns, is_static(channel.topic))
-                order += 1
+                for taker in topic_takers:
+                    taker.take(message, message_index, log_ns)
+                if is_transform:
+                    transforms.take(message, message_index, log_ns, is_static(channel.topic))
+                message_index += 1
     first_ns = topics.require_messages()
     for taker in takers:
         if taker.topic not in topics.channels:
@@ -72,7 +74,7 @@ def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any],
     return first_ns
 
 
-def _cut(
+def _list_trials(
     recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
 ) -> Iterator[MessageSpan]:
     file = str(recording.parts[0])
@@ -80,17 +82,25 @@ def _cut(
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
     spans: list[tuple[int, int]] = []
     for facts in mapping.trials:
-        first = len(spans)
+        first_span = len(spans)
         if facts.marker is None:
             begin_ns, end_ns = (
-                default if bound_s is None else round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)
-                for bound_s, default in ((facts.start_s, _BEGINNING), (facts.end_s, _END))
+                default_ns if bound_s is None else round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)
+                for bound_s, default_ns in ((facts.start_s, _BEGINNING), (facts.end_s, _END))
             )
             spans.append((begin_ns, end_ns))
         else:
-            times, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
+            times_ns, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
             # A change to true begins a trial, a change to false ends it. If all values are true, each begins a trial.
-            turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
-            spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
-        for number in range(first, len(spans)):
-            yield MessageSpan(file, f"{recording.name}_{number}", *spans[number], facts)
+            changes = [
+                index
+                for index, value in enumerate(values)
+                if index == 0 or all(values) or bool(value) != bool(values[index - 1])
+            ]
+            spans += [
+                (times_ns[index], times_ns[next_index])
+                for index, next_index in zip(changes, [*changes[1:], -1], strict=True)
+                if values[index]
+            ]
+        for span_index in range(first_span, len(spans)):
+            yield MessageSpan(file, f"{recording.name}_{span_index}", *spans[span_index], facts)

@@ -35,42 +35,48 @@ def measure_forces(
     are the times of the records, [n], `hand` the poses of the hand, [n, 7] or, without orientation, [n, 3]. Raises
     `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
-    turns = None
+    rotations = None
     if hand is not None and hand.shape[1] == 7:
         from scipy.spatial.transform import Rotation
 
-        turns = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
-    still = slice(0, 1) if columns.tare is not None else _find_still(time_s, hand, turns, columns.tare_s)
-    is_still = (record >= still.start) & (record < still.stop)
-    offset = np.array(columns.tare) if columns.tare is not None else np.nanmean(forces[is_still], axis=0)
-    problem, weights = "", np.zeros((len(time_s), 3))
+        rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
+    tare_records = (
+        slice(0, 1) if columns.tare is not None else _find_still_records(time_s, hand, rotations, columns.tare_s)
+    )
+    is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
+    offset_n = np.array(columns.tare) if columns.tare is not None else np.nanmean(forces[is_tare_row], axis=0)
+    problem, weights_n = "", np.zeros((len(time_s), 3))
     if columns.mass_kg is not None:
-        if turns is None:
+        if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
-        weights = turns.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
-        weights -= weights[still].mean(axis=0) if columns.tare is None else 0.0
-    elif turns is None:
+        weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
+        # A measured offset includes the weight at the tare; a given one does not.
+        weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
+    elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
-    elif (turned := (turns[still.start].inv() * turns).magnitude().max()) > _TURNED_RAD:
+    elif (turn_rad := (rotations[tare_records.start].inv() * rotations).magnitude().max()) > _TURNED_RAD:
         problem = (
-            f"the hand turns by {np.rad2deg(turned):.0f}° from where the wrench was tared, so the weight of its tool "
+            f"the hand turns by {np.rad2deg(turn_rad):.0f}° from where the wrench was tared, so the weight of its tool "
             "counts as a force; give its mass_kg"
         )
-    forces = forces - offset - weights[record]
-    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
+    forces = forces - offset_n - weights_n[record]
+    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # by record, then by norm; NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
     largest[record[order]] = forces[order]  # ascending: the largest force overwrites the others
     return largest, problem
 
 
-def _find_still(time_s: Floats, hand: Floats | None, turns: Rotation | None, length_s: float) -> slice:
+def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
     if hand is not None:
-        ends = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
-        for first, end in enumerate(ends[ends < len(time_s)].tolist()):
-            part = slice(first, end + 1)
-            is_near = np.linalg.norm(hand[part, :3] - hand[first, :3], axis=1).max() <= _STILL_M
-            if is_near and (turns is None or (turns[first].inv() * turns[part]).magnitude().max() <= _STILL_RAD):
-                return part
+        # For each record, the last record of the interval of `length_s` that begins there, with a tolerance.
+        last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
+        for first, last in enumerate(last_records[last_records < len(time_s)].tolist()):
+            interval = slice(first, last + 1)
+            is_near = np.linalg.norm(hand[interval, :3] - hand[first, :3], axis=1).max() <= _STILL_M
+            if is_near and (
+                rotations is None or (rotations[first].inv() * rotations[interval]).magnitude().max() <= _STILL_RAD
+            ):
+                return interval
     problem = "the hand's pose is not mapped" if hand is None else f"the hand is never still for {length_s:g} s"
     refuse_field(problem, "Give the force without contact as tare = [x, y, z] in N, or another tare_s.", "wrench")

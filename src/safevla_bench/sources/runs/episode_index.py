@@ -76,7 +76,7 @@ class EpisodeIndex:
     @cached_property
     def stamps_s(self) -> Stamps:
         """Episode -> times of its records, for the episodes with time stamps."""
-        return {k: note.stamps_s for k, note in enumerate(self.notes) if note.stamps_s is not None}
+        return {index: note.stamps_s for index, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
@@ -94,6 +94,7 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
+        # The notes are in the order of the sources, so each source has a range of them.
         ends = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
@@ -122,10 +123,10 @@ class EpisodeIndex:
         or more episodes than at the scan.
         """
         wanted = frozenset(wanted)
-        for number, (source, indices) in enumerate(self.by_source()):
-            first, names = indices.start, {self.headers[k].key for k in indices}
-            batches = source.read() if self.kept is None else self.kept[number]
-            for batch in merge_batches(_filter_episodes(batches, names)):
+        for source_index, (source, indices) in enumerate(self.by_source()):
+            first, keys = indices.start, {self.headers[index].key for index in indices}
+            batches = source.read() if self.kept is None else self.kept[source_index]
+            for batch in merge_batches(_filter_episodes(batches, keys)):
                 chosen = [k for k in range(len(batch)) if first + k in wanted]
                 if kept is not None and chosen:
                     kept.append(select_episodes(batch, chosen))
@@ -146,12 +147,12 @@ class EpisodeIndex:
         """Return the episodes at these indices, in the order given; None if `indices` is empty. Only these episodes are
         decoded. Raises `RunError` if a source no longer has one of them at its location.
         """
-        chosen = [self.notes[int(k)] for k in indices]
-        picked: dict[EpisodeKey, Batch] = {}
-        for number, source in enumerate(self.sources):
-            wanted = [note for note in chosen if note.source == number]
-            picked |= _read_wanted(source, wanted, None if self.kept is None else self.kept[number])
-        return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
+        chosen = [self.notes[int(index)] for index in indices]
+        episode_by_key: dict[EpisodeKey, Batch] = {}
+        for source_index, source in enumerate(self.sources):
+            wanted = [note for note in chosen if note.source == source_index]
+            episode_by_key |= _read_wanted(source, wanted, None if self.kept is None else self.kept[source_index])
+        return concatenate_batches([episode_by_key[note.header.key] for note in chosen]) if chosen else None
 
     def read_episode(self, index: int) -> Batch:
         """Return the episode at an index. Raises the same errors as `read_episodes`."""
@@ -162,16 +163,18 @@ class EpisodeIndex:
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
         """Return all episodes in order: those at `indices` with their records, others with only header and length."""
         chosen = sorted(set(indices))
-        full = self.read_episodes(chosen)
-        batch = self.append_headers([] if full is None else [full], chosen)
-        return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
+        with_records = self.read_episodes(chosen)
+        batch = self.append_headers([] if with_records is None else [with_records], chosen)
+        return select_episodes(batch, np.argsort([*chosen, *self._other_indices(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
         """Return the episodes of `batches`, which have these indices, then all others with only header and length."""
-        rest = self._others(indices)
-        return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
+        others = self._other_indices(indices)
+        return concatenate_batches(
+            [*batches, batch_of_headers([self.headers[index] for index in others], self.lengths[others])]
+        )
 
-    def _others(self, indices: Collection[int]) -> list[int]:
+    def _other_indices(self, indices: Collection[int]) -> list[int]:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
@@ -179,7 +182,7 @@ class EpisodeIndex:
         Indices out of range are ignored. Problems and lost episodes stay.
         """
         wanted = set(indices)
-        return replace(self, notes=tuple(note for k, note in enumerate(self.notes) if k in wanted))
+        return replace(self, notes=tuple(note for index, note in enumerate(self.notes) if index in wanted))
 
 
 class Scan:
@@ -194,10 +197,10 @@ class Scan:
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
-        self._shared: dict[tuple[str, object], Any] = {}
+        self._shared_values: dict[tuple[str, object], Any] = {}
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
-        self._free = KEPT_BYTES
-        self._batches = self._read()
+        self._free_bytes = KEPT_BYTES
+        self._batches = self._read_batches()
 
     def __iter__(self) -> Iterator[Batch]:
         return self._batches
@@ -209,22 +212,23 @@ class Scan:
         kept = None if self._kept is None else tuple(self._kept)
         return EpisodeIndex(tuple(self.sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
 
-    def _read(self) -> Iterator[Batch]:
-        for number, source in enumerate(self.sources):
-            for batch in merge_batches(self._note_batches(number, source)):
+    def _read_batches(self) -> Iterator[Batch]:
+        for source_index, source in enumerate(self.sources):
+            for batch in merge_batches(self._note_batches(source_index, source)):
                 if self._kept is not None:
-                    self._kept[number].append(batch)
-                    self._free -= _batch_bytes(batch)
-                    self._kept = self._kept if self._free >= 0 else None
+                    self._kept[source_index].append(batch)
+                    self._free_bytes -= _batch_bytes(batch)
+                    self._kept = self._kept if self._free_bytes >= 0 else None
                 yield batch
 
-    def _note_batches(self, number: int, source: RecordSource) -> Iterator[Batch]:
-        place, damaged = 0, set()
+    def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
+        # Yields the source's valid episodes, and keeps the facts about them, the errors and the lost episodes.
+        place, damaged_ids = 0, set()
         for batch in source.scan():
             if isinstance(batch, RecordError):
                 self._spend(_ERROR_BYTES, source)
                 self._problems.append(batch)
-                damaged |= {batch.place.episode} if isinstance(batch, DamageError) else set()
+                damaged_ids |= {batch.place.episode} if isinstance(batch, DamageError) else set()
                 place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
                 continue
             resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
@@ -237,22 +241,25 @@ class Scan:
                 start_marks(batch),
             )
             times = map(batch.stamps_s.get, range(len(batch)))
-            notes = list(map(EpisodeNote, *facts, times, repeat(number), count(place)))
-            self._spend(_memory(notes), source)
+            notes = list(map(EpisodeNote, *facts, times, repeat(source_index), count(place)))
+            self._spend(_estimate_bytes(notes), source)
             self._notes += notes
             place += len(notes)
             yield batch
-        self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged]
+        self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged_ids]
 
     def _share_values(self, header: Header) -> Header:
         """Return the header with shared values: a value that several episodes have is stored only once."""
-        own = {name: getattr(header, name) for name in _SHARED}
-        keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in own.items()}
-        return replace_fields(header, **{n: self._shared.setdefault((n, keys[n]), value) for n, value in own.items()})
+        values = {name: getattr(header, name) for name in _SHARED_FIELDS}
+        keys = {name: repr(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        return replace_fields(
+            header,
+            **{name: self._shared_values.setdefault((name, keys[name]), value) for name, value in values.items()},
+        )
 
-    def _spend(self, size: int, source: RecordSource) -> None:
+    def _spend(self, size_bytes: int, source: RecordSource) -> None:
         try:
-            self._budget.spend(size)
+            self._budget.spend(size_bytes)
         except RecordError as error:
             raise error.with_place(Place(file=str(source.path))) from None
 
@@ -274,10 +281,10 @@ def open_archive(path: str | Path) -> Batch:
     """Return all episodes of one archive file, run folder or log as one batch. Raises `RunError` if there are none,
     `RecordError` or `CollectedError` for bad episodes.
     """
-    place = Path(path)
-    if not place.is_dir() and find_log(place) is None:
-        return archive.open_archive(place)
-    batch, index = read_sources([place])
+    source = Path(path)
+    if not source.is_dir() and find_log(source) is None:
+        return archive.open_archive(source)
+    batch, index = read_sources([source])
     index.require_valid()
     if batch is None:
         raise RunError("there are no episodes", remedy="Record episodes: safevla eval.", place=Place(file=str(path)))
@@ -301,7 +308,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 # Limit on the memory for errors and facts about episodes; it is enough for the facts about some 250,000 episodes.
 # If the files are larger than this, their size is the limit.
 MAX_NOTES_BYTES = 1 << 30
-_SHARED = (
+_SHARED_FIELDS = (
     "versions",
     "geometry",
     "dropped_pairs",
@@ -316,7 +323,7 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 def _batch_bytes(batch: Batch) -> int:
     # Without the headers, which the index keeps anyway.
-    return _array_bytes(batch) + sum(_memory(fields) for fields in batch.extra if fields)
+    return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
 def _array_bytes(value: object) -> int:
@@ -326,7 +333,8 @@ def _array_bytes(value: object) -> int:
     return sum(_array_bytes(value[name] if parts is value else getattr(value, name)) for name in parts)
 
 
-def _memory(value: object) -> int:
+def _estimate_bytes(value: object) -> int:
+    # Approximate memory of a value with all that it contains.
     if value is None or isinstance(value, int | float):
         return _OBJECT_BYTES // 2
     if isinstance(value, str):
@@ -334,18 +342,18 @@ def _memory(value: object) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
-        return _memory([*value, *value.values()])
+        return _estimate_bytes([*value, *value.values()])
     if isinstance(value, list | tuple):
-        return _OBJECT_BYTES + 8 * len(value) + sum(map(_memory, value))
+        return _OBJECT_BYTES + 8 * len(value) + sum(map(_estimate_bytes, value))
     names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
-    return _OBJECT_BYTES // 2 + sum(_memory(getattr(value, name)) for name in names)
+    return _OBJECT_BYTES // 2 + sum(_estimate_bytes(getattr(value, name)) for name in names)
 
 
-def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
+def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKey]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, RecordError):
             continue
-        chosen = [k for k, header in enumerate(batch.headers) if header.key in names]
+        chosen = [index for index, header in enumerate(batch.headers) if header.key in keys]
         if len(chosen) == len(batch):
             yield batch
         elif chosen:
@@ -355,11 +363,14 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
 def _read_wanted(
     source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
 ) -> dict[EpisodeKey, Batch]:
-    names = {note.header.key for note in wanted}
-    found = source.read([note.place for note in wanted]) if kept is None else kept
-    batches = _filter_episodes(found, names) if wanted else ()
-    episodes = {header.key: select_episodes(batch, [k]) for batch in batches for k, header in enumerate(batch.headers)}
-    if names != episodes.keys():
+    # Key -> episode as a batch of one; an error if the source no longer has exactly these episodes there.
+    keys = {note.header.key for note in wanted}
+    candidates = source.read([note.place for note in wanted]) if kept is None else kept
+    batches = _filter_episodes(candidates, keys) if wanted else ()
+    episodes = {
+        header.key: select_episodes(batch, [index]) for batch in batches for index, header in enumerate(batch.headers)
+    }
+    if keys != episodes.keys():
         raise _changed_source(source.path)
     return episodes
 

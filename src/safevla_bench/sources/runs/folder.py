@@ -192,12 +192,12 @@ def archive_digest(path: Path) -> str | None:
         return sha256_of(path)
     try:
         if (path / MANIFEST).exists() or not (path / "raw").is_dir():
-            parts = read_manifest(path).parts
+            digests = read_manifest(path).parts
         else:
-            parts = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
+            digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
     except (RunError, FileNotFoundError):  # the raw episodes of a run that was completed meanwhile are gone
         return None
-    lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -205,8 +205,8 @@ def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
     """Return the host in run.json and its arguments; (None, {}) if none. Raises the errors of `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
-    named = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
-    return (host, named) if isinstance(host, str) else (None, {})
+    texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
+    return (host, texts) if isinstance(host, str) else (None, {})
 
 
 def read_description(folder: Path) -> dict[str, object]:
@@ -249,21 +249,23 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
     """Raise `RunError`, with the given place, if the versions of code `codes` and `others` differ, unless `is_allowed`.
     Log an allowed difference, and unknown code, which cannot be compared.
     """
-    both = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
+    listed_codes = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
-        problem = f"the episodes were recorded by different versions of the code, here and elsewhere:\n{both}"
+        problem = f"the episodes were recorded by different versions of the code, here and elsewhere:\n{listed_codes}"
         if not is_allowed:
             remedy = "Use one version of the code for a whole run. Or pass --other-code; the run is then marked."
             raise RunError(problem, remedy=remedy, place=Place(file=place))
         _log.warning("%s: %s", place, problem)
     elif UNKNOWN in (*codes, *others):
-        _log.warning("%s: the code that recorded the episodes is unknown, and was not compared:\n%s", place, both)
+        _log.warning(
+            "%s: the code that recorded the episodes is unknown, and was not compared:\n%s", place, listed_codes
+        )
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
     """Write the table of all planned episodes, replacing an existing one."""
-    plain = map_texts(msgspec.to_builtins(rows), escape_surrogates)
-    table = pa.Table.from_pylist(plain, schema=_EPISODES_SCHEMA)
+    plain_rows = map_texts(msgspec.to_builtins(rows), escape_surrogates)
+    table = pa.Table.from_pylist(plain_rows, schema=_EPISODES_SCHEMA)
     write_atomically(own_path(folder, EPISODES), encode_parquet(table))
 
 
@@ -286,9 +288,9 @@ def read_facts(folder: Path) -> DayFacts:
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
     """Return policy -> latency in each of its episodes, for the policies that use a server according to run.json."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
-    spent = read_facts(folder).policy_latency.items() if served else ()
-    named = {policy: [row for name, row in spent if name.startswith(f"{policy}/")] for policy in served}
-    return {policy: latencies for policy, latencies in named.items() if latencies}
+    latencies = read_facts(folder).policy_latency.items() if served else ()
+    by_policy = {policy: [row for name, row in latencies if name.startswith(f"{policy}/")] for policy in served}
+    return {policy: rows for policy, rows in by_policy.items() if rows}
 
 
 def encode_parquet(table: pa.Table) -> bytes:
@@ -320,7 +322,7 @@ def encode_json(document: object) -> bytes:
 
 FRAMES, INDEX = "frames", "index.json"
 Kind = Literal["initial", "violation", "final", "video", "replay3d"]
-_SLUG = 60
+_SLUG_LENGTH = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -400,7 +402,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
     """Return the stem of the names of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits,
     which are a digest of policy and id.
     """
-    legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
+    legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG_LENGTH:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return "-".join(part for part in (legible, digest) if part)
 
@@ -409,7 +411,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 
 _REASON = "it was planned, and the table of episodes does not list it"
-_NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
+_MAX_NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
 # If `episodes` in run.json has one of these values, each task has as many episodes as its suite defines.
 _SUITE_SIZES = (None, "protocol")
 
@@ -469,7 +471,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         raise RunError(f"{RUN}: the plan is damaged: {error}", remedy="Restore the file.") from None
     is_decided = plan.decision is not None and plan.decision.is_decided
     expected = plan.decision.episodes if plan.decision and is_decided else plan.planned
-    listed, planned = {row.episode_id for row in rows}, None if is_decided else _name_planned(plan, rows)
+    listed, planned = {row.episode_id for row in rows}, None if is_decided else _list_planned(plan, rows)
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
@@ -477,32 +479,33 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
     return PlanDifference(tuple(missing), unplanned=len(rows) - len(listed & planned.keys()))
 
 
-def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    whole = plan.shard.whole if plan.shard else plan.planned
-    if whole > _NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
+def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
+    # Id -> planned episode, in plan order; None if run.json does not say which episodes were planned.
+    whole_count = plan.shard.whole if plan.shard else plan.planned
+    if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
-    listed: dict[str, int] = {}  # suite -> largest number of episodes of a task
+    suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
-        listed[row.benchmark] = max(listed.get(row.benchmark, 0), row.episode + 1)
-    counts = {
+        suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)
+    episodes_of_task = {
         task: count
         for task in plan.tasks
-        if (count := plan.episodes if isinstance(plan.episodes, int) else listed.get(task.partition("/")[0], 0)) > 0
+        if (count := plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)) > 0
     }
-    if len(plan.policies) * sum(counts.values()) != whole:
+    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:
         return None
     episodes = (
         (policy.policy, task, number)
         for policy in plan.policies
-        for task, count in counts.items()
+        for task, count in episodes_of_task.items()
         for number in range(count)
     )
     first = max(0, plan.shard.first) if plan.shard else 0
-    own = islice(episodes, first, first + max(0, plan.planned))
-    return {name_episode(*episode): _absent_episode(*episode) for episode in own}
+    shard_episodes = islice(episodes, first, first + max(0, plan.planned))
+    return {name_episode(*episode): _missing_episode(*episode) for episode in shard_episodes}
 
 
-def _absent_episode(policy: str, task: str, number: int) -> AbsentEpisode:
+def _missing_episode(policy: str, task: str, number: int) -> AbsentEpisode:
     benchmark, _, task_id = task.partition("/")
     return AbsentEpisode(
         episode_id=name_episode(policy, task, number),

@@ -29,7 +29,7 @@ from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 RAW = "raw"
-_ROW = ".json"
+_ROW_SUFFIX = ".json"
 _CRASHED = "crashed"
 _ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
@@ -71,13 +71,13 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
         path.unlink(missing_ok=True)
     else:
         write_atomically(path, record)
-    write_atomically(own_path(folder, RAW, path.with_suffix(_ROW).name), run_folder.encode_json(episode) + b"\n")
+    write_atomically(own_path(folder, RAW, path.with_suffix(_ROW_SUFFIX).name), run_folder.encode_json(episode) + b"\n")
 
 
 def remove_raw(folder: Path, index: int) -> None:
     """Remove a finished episode: first its row, so that it counts as unfinished, then its record."""
     path = record_path(folder, index)
-    path.with_suffix(_ROW).unlink(missing_ok=True)
+    path.with_suffix(_ROW_SUFFIX).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
@@ -144,10 +144,12 @@ def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_fold
             ran_on[episode.episode_id] = episode.ran_on
         if episode.latency:
             latencies[episode.episode_id] = episode.latency
-        if says := episode.greeting:
-            key = (episode.policy, episode.benchmark, msgspec.json.encode(says))
-            new = run_folder.PolicyGreeting(policy=episode.policy, suite=episode.benchmark, says=says, episodes=[])
-            greetings.setdefault(key, new).episodes.append(episode.episode_id)
+        if statement := episode.greeting:
+            key = (episode.policy, episode.benchmark, msgspec.json.encode(statement))
+            new_greeting = run_folder.PolicyGreeting(
+                policy=episode.policy, suite=episode.benchmark, says=statement, episodes=[]
+            )
+            greetings.setdefault(key, new_greeting).episodes.append(episode.episode_id)
     return run_folder.DayFacts(
         policy_latency=latencies, ran_on=ran_on, policies_say=list(greetings.values()), repeated_answers=repeats
     )
@@ -171,7 +173,7 @@ def read_record(folder: Path, index: int) -> Batch:
         with limit_memory(path):
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
-        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume the run, to run the episode again."
+        remedy = f"Restore it; or remove {path.with_suffix(_ROW_SUFFIX)} and resume the run, to run the episode again."
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
@@ -186,9 +188,9 @@ def read_unfinished(
     indices of the records to read, counting only episodes with a record; None = all. Raises `RunError` if the run was
     completed meanwhile.
     """
-    sieve = EpisodeSelection(wanted)
+    selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
-        if episode.has_record and sieve.next_wanted():
+        if episode.has_record and selection.next_wanted():
             try:
                 yield read_record(folder, index)
             except RecordError as error:
@@ -203,12 +205,13 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
     for index, episode in episodes.items():
         path = record_path(folder, index)
         if episode.has_record and not path.exists():
-            remedy = f"Restore the file; or remove {path.with_suffix(_ROW)}, so that the episode is run again."
+            remedy = f"Restore the file; or remove {path.with_suffix(_ROW_SUFFIX)}, so that the episode is run again."
             raise RunError("the record of a finished episode is missing", remedy=remedy, place=Place(file=str(path)))
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
+    # Index in the plan -> file of the row, in plan order.
+    paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW_SUFFIX and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 
 
@@ -237,10 +240,12 @@ def seal_json(document: Mapping[str, object]) -> bytes:
 def is_sealed(content: bytes) -> bool:
     """Return whether a file's bytes are unchanged since `seal_json`."""
     head, key, rest = content.rpartition(_SEAL_KEY)
-    return bool(key) and rest[:_DIGITS] == hashlib.sha256(head + key + rest[_DIGITS:]).hexdigest().encode()
+    return (
+        bool(key) and rest[:_DIGEST_LENGTH] == hashlib.sha256(head + key + rest[_DIGEST_LENGTH:]).hexdigest().encode()
+    )
 
 
-_SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
+_SEAL_KEY, _DIGEST_LENGTH = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
@@ -252,10 +257,10 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
         run_folder.RUN: _digest_description(json.loads(run_folder.dump_json(description))),
     }
     digests = {_part_name(part): sha256_of(part) for part in parts}
-    _seal_manifest(folder, run_folder.Manifest(parts=digests, episodes=episodes, files=files))
+    _write_sealed_manifest(folder, run_folder.Manifest(parts=digests, episodes=episodes, files=files))
 
 
-def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
+def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
     write_atomically(own_path(folder, run_folder.MANIFEST), seal_json({**msgspec.structs.asdict(manifest), SEAL: ""}))
 
 
@@ -267,9 +272,11 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
         manifest = run_folder.read_manifest(folder)
     except RunError:
         return
-    former = {name: digest for name, digest in manifest.files.items() if name not in contents}
-    written = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items() if part is not None}
-    _seal_manifest(folder, replace(manifest, files={**former, **written}))
+    other_digests = {name: digest for name, digest in manifest.files.items() if name not in contents}
+    new_digests = {
+        name: hashlib.sha256(content).hexdigest() for name, content in contents.items() if content is not None
+    }
+    _write_sealed_manifest(folder, replace(manifest, files={**other_digests, **new_digests}))
 
 
 def later_files(folder: Path, name: str) -> list[str]:
@@ -282,7 +289,8 @@ def later_files(folder: Path, name: str) -> list[str]:
     return files[files.index(name) + 1 :] if name in files else []
 
 
-_BESIDE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
+# Files of the manifest that may be compared: in the run folder itself, or its folders of pictures.
+_OUTSIDE_ARCHIVE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
@@ -293,20 +301,20 @@ def changed_files(folder: Path) -> Iterator[str]:
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} does not match its bytes"
-    for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_BESIDE.fullmatch, files)]):
-        path, now = folder / name, ""
+    for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
+        path, digest = folder / name, ""
         if name == run_folder.RUN:
-            now = _digest_description(run_folder.read_description(folder))
+            digest = _digest_description(run_folder.read_description(folder))
         elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-            now = sha256_of(path)
-        if now != files.get(name):
-            yield f"{name} {_describe_change(now, files.get(name))}"
+            digest = sha256_of(path)
+        if digest != files.get(name):
+            yield f"{name} {_describe_change(digest, files.get(name))}"
 
 
-def _describe_change(now: str, written: str | None) -> str:
-    if not now:
+def _describe_change(digest: str, stated_digest: str | None) -> str:
+    if not digest:
         return f"is missing, but {run_folder.MANIFEST} names it"
-    return f"was changed since it was written: its sha256 is {now}, but {run_folder.MANIFEST} states {written}"
+    return f"was changed since it was written: its sha256 is {digest}, but {run_folder.MANIFEST} states {stated_digest}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
@@ -326,13 +334,13 @@ def listed_parts(folder: Path) -> list[Path]:
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) for each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
-    written = run_folder.read_manifest(folder).parts
+    stated_digests = run_folder.read_manifest(folder).parts
     existing = {_part_name(part): part for part in run_folder.archive_parts(folder)}
-    for name, expected in written.items():
-        now = sha256_of(existing[name]) if name in existing else ""
-        if now != expected:
-            yield name, _describe_change(now, expected)
-    yield from ((name, f"is not in {run_folder.MANIFEST}") for name in existing if name not in written)
+    for name, expected in stated_digests.items():
+        digest = sha256_of(existing[name]) if name in existing else ""
+        if digest != expected:
+            yield name, _describe_change(digest, expected)
+    yield from ((name, f"is not in {run_folder.MANIFEST}") for name in existing if name not in stated_digests)
 
 
 def _part_name(part: Path) -> str:
@@ -373,7 +381,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first in enumerate(remaining):
+    for number, first_record in enumerate(remaining):  # the body takes the part's further records
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
-        archive.write_batches(path, chain([first], islice(remaining, EPISODES_A_PART - 1)))
+        archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

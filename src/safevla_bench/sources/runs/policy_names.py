@@ -37,8 +37,9 @@ class NamedSource(PosixPath):
 
 
 PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> the name that is shown
-_BESIDE = ("policy", "privileged", "cameras")
-_FLOOR = "noop"
+# Keys of a policy in run.json that do not distinguish it from other policies.
+_NOT_IDENTIFYING = ("policy", "privileged", "cameras")
+_BASELINE = "noop"
 _LONGEST_TEXT = 32
 _MOST_FACTS = 3
 
@@ -60,9 +61,9 @@ class PolicyIdentity:
         servers must be equal instead.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
-            both_state = suite in self.statements and suite in other.statements
-            mine, theirs = (policy.statements if both_state else policy.servers for policy in (self, other))
-            if mine.get(suite) != theirs.get(suite):
+            both_stated = suite in self.statements and suite in other.statements
+            self_texts, other_texts = (policy.statements if both_stated else policy.servers for policy in (self, other))
+            if self_texts.get(suite) != other_texts.get(suite):
                 return False
         return self.facts == other.facts
 
@@ -76,9 +77,9 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
             PolicyIdentity(
                 name=row["policy"],
                 source=path,
-                facts=dict(_flatten({key: value for key, value in row.items() if key not in _BESIDE})),
-                statements=_statements(description, row["policy"]),
-                servers=_servers(description) if "entry" in row else {},
+                facts=dict(_flatten_facts({key: value for key, value in row.items() if key not in _NOT_IDENTIFYING})),
+                statements=_statements_by_suite(description, row["policy"]),
+                servers=_servers_by_suite(description) if "entry" in row else {},
             )
             for row in policy_rows(description)
         ]
@@ -87,32 +88,34 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
-def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    # Yields (dotted name, text) for each value in a tree.
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
+            yield from _flatten_facts(value[key], f"{name}.{key}" if name else str(key))
     else:
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         yield name.removeprefix("server_").removeprefix("arguments."), text
 
 
-def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
+def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict[str, str]:
     greetings = read_volatile(description).get("policies_say")
     texts: dict[str, list[str]] = {}
     for row in greetings if isinstance(greetings, list) else ():
         if isinstance(row, Mapping) and row.get("policy") == policy:
             texts.setdefault(str(row.get("suite")), []).append(json.dumps(row.get("says"), sort_keys=True, default=str))
-    return {suite: ", ".join(sorted(of_suite)) for suite, of_suite in texts.items()}
+    return {suite: ", ".join(sorted(suite_texts)) for suite, suite_texts in texts.items()}
 
 
-def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    named, suites = read_volatile(description).get("servers"), description.get("suites")
+def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
+    listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
-    for text in named if isinstance(named, list | tuple) else ():
+    # A text is SUITE=URL, or only the URL for all suites that no other text names.
+    for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
-        for each in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
-            if suite or str(each) not in servers:
-                servers[str(each)] = url
+        for served_suite in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
+            if suite or str(served_suite) not in servers:
+                servers[str(served_suite)] = url
     return servers
 
 
@@ -123,33 +126,39 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     name = getattr(path, "policy", None)
     if name is None:
         return {}
-    own = [policy for policy in recorded if policy != _FLOOR] or list(recorded)
-    if len(own) > 1:
-        problem = f"{name} names one policy, but the source has {len(own)}: {', '.join(map(str, own))}"
+    named_policies = [policy for policy in recorded if policy != _BASELINE] or list(recorded)
+    if len(named_policies) > 1:
+        problem = (
+            f"{name} names one policy, but the source has {len(named_policies)}: {', '.join(map(str, named_policies))}"
+        )
         remedy = "Leave the name out, and name policies when they run: --policy NAME=POLICY."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
-    return dict.fromkeys(own, name)
+    return dict.fromkeys(named_policies, name)
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of its policies that share a name with another policy; {} if none do.
     `identities` are the policies in each source's run.json. An archive has no run.json, and may hold any policy.
     """
-    everyone = [identity for of_source in identities for identity in of_source]
+    everyone = [identity for source_identities in identities for identity in source_identities]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
     for name in dict.fromkeys(identity.name for identity in everyone):
-        groups = _group_same([identity for identity in everyone if identity.name == name])
+        groups = _group_same_policies([identity for identity in everyone if identity.name == name])
         labels = _label_groups(name, groups) if len(groups) > 1 else []
-        for new_names, of_source, path in zip(renamed, identities, paths, strict=True):
-            own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
-            if own:
-                new_names[name] = own[0]
-            elif labels and not of_source:  # it is unknown which of these policies an archive has
+        for new_names, source_identities, path in zip(renamed, identities, paths, strict=True):
+            own_labels = [
+                label
+                for label, group in zip(labels, groups, strict=False)
+                if any(identity in source_identities for identity in group)
+            ]
+            if own_labels:
+                new_names[name] = own_labels[0]
+            elif labels and not source_identities:  # it is unknown which of these policies an archive has
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 
 
-def _group_same(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
+def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
     groups: list[list[PolicyIdentity]] = []
     for identity in identities:
         group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
@@ -170,19 +179,21 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
         }
         for group in groups
     ]
-    shown = []
-    for key in dict.fromkeys(key for of_group in facts for key in of_group):
-        texts = {of_group.get(key) for of_group in facts}
+    shown_keys = []
+    for key in dict.fromkeys(key for group_facts in facts for key in group_facts):
+        texts = {group_facts.get(key) for group_facts in facts}
         if len(texts) > 1 and all(len(text or "") <= _LONGEST_TEXT for text in (key, *texts)):
-            shown.append(key)
-    stated = [
-        ", ".join(f"{key}={of_group[key]}" if key in of_group else f"no {key}" for key in shown[:_MOST_FACTS])
-        for of_group in facts
+            shown_keys.append(key)
+    fact_texts = [
+        ", ".join(
+            f"{key}={group_facts[key]}" if key in group_facts else f"no {key}" for key in shown_keys[:_MOST_FACTS]
+        )
+        for group_facts in facts
     ]
-    labels = [f"{name} ({text})" for text in stated]
-    if not shown or len(set(labels)) < len(labels):
+    labels = [f"{name} ({text})" for text in fact_texts]
+    if not shown_keys or len(set(labels)) < len(labels):
         sources = [dict.fromkeys(identity.source.name for identity in group) for group in groups]
-        labels = [f"{name} ({', '.join(of_group)})" for of_group in sources]
+        labels = [f"{name} ({', '.join(group_sources)})" for group_sources in sources]
     if len(set(labels)) < len(labels):
         labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
     return labels
@@ -190,13 +201,13 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
     """Return a sentence for each recorded name that several policies share, except those named by the user."""
-    shown: dict[str | None, dict[str, None]] = {}
-    for of_source in names:
-        for policy, name in of_source.items():
-            shown.setdefault(policy, {})[name] = None
+    labels_by_policy: dict[str | None, dict[str, None]] = {}
+    for source_names in names:
+        for policy, name in source_names.items():
+            labels_by_policy.setdefault(policy, {})[name] = None
     return [
         f"{policy} names {len(labels)} policies here, since their arguments, servers or checkpoints differ: "
         f"{'; '.join(labels)}."
-        for policy, labels in shown.items()
+        for policy, labels in labels_by_policy.items()
         if any(label.startswith(f"{policy} ") for label in labels)  # not named by the user
     ]

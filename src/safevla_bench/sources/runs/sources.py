@@ -46,16 +46,16 @@ class LeftOut:
         names an episode is one lost episode; any other is a damaged location with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
-        named = sum(problem.place.episode is not None for problem in damage)
-        unnamed = [problem for problem in damage if problem.place.episode is None]
-        counted = sum(problem.episodes or 0 for problem in unnamed)
-        unknown = any(problem.episodes is None for problem in unnamed)
+        named_count = sum(problem.place.episode is not None for problem in damage)
+        unnamed_damage = [problem for problem in damage if problem.place.episode is None]
+        lost_count = sum(problem.episodes or 0 for problem in unnamed_damage)
+        is_unknown = any(problem.episodes is None for problem in unnamed_damage)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
             len(problems) - len(damage),
-            named + counted,
-            len(damage) - named,
-            unknown,
+            named_count + lost_count,
+            len(damage) - named_count,
+            is_unknown,
             missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
@@ -133,14 +133,14 @@ class RecordSource:
         if not names:
             return self
 
-        def rename(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
+        def rename_absent(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
             return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
         return dataclass_replace(
             self,
-            absent=rename(self.absent),
-            expected=None if self.expected is None else rename(self.expected),
-            read=lambda *places: rename_batches(self.read(*places), names),
+            absent=rename_absent(self.absent),
+            expected=None if self.expected is None else rename_absent(self.expected),
+            read=lambda *wanted: rename_batches(self.read(*wanted), names),
             policy_names=names,
         )
 
@@ -149,42 +149,48 @@ class RecordSource:
         is known, an error follows for each expected episode that no record or error named. An error that names no
         expected episode then counts no lost episodes, so that no episode is counted twice.
         """
-        yield from _changed_parts(self.path) if self.complete else ()
+        yield from _report_changed_parts(self.path) if self.complete else ()
         if self.expected is None:
             yield from self.read()
         else:
-            yield from self._account([absent.episode_id for absent in self.expected])
+            yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
 
-    def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+    def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
         """Yield the records and errors, then an error for each expected episode that no record or error named. An error
         that does not name an expected episode counts no lost episode. A record that is not expected is an error.
         """
-        missing = {escape_controls(name): name for name in expected}
-        planned = set(missing)
+        missing_names = {escape_controls(name): name for name in expected}
+        planned_names = set(missing_names)
         for batch in self.read():
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
-                missing.pop(name, None)
-                if name not in planned:
+                missing_names.pop(name, None)
+                if name not in planned_names:
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
                 continue
             names = [escape_controls(header.episode_id) for header in batch.headers]
             for name in names:
-                missing.pop(name, None)
-            known = [k for k, name in enumerate(names) if name in planned]
-            surplus = "the archive has a record of this episode, but the run's table of episodes does not list it"
-            yield from (RecordError(surplus, place=self._place(name)) for name in names if name not in planned)
-            if known:
-                yield batch if len(known) == len(batch) else select_episodes(batch, known)
-        lost = "the episode was recorded, but no part of the archive has a readable record of it"
-        yield from (DamageError(lost, place=self._place(name)) for name in missing.values())
+                missing_names.pop(name, None)
+            planned_indices = [index for index, name in enumerate(names) if name in planned_names]
+            surplus_problem = (
+                "the archive has a record of this episode, but the run's table of episodes does not list it"
+            )
+            yield from (
+                RecordError(surplus_problem, place=self._episode_place(name))
+                for name in names
+                if name not in planned_names
+            )
+            if planned_indices:
+                yield batch if len(planned_indices) == len(batch) else select_episodes(batch, planned_indices)
+        lost_problem = "the episode was recorded, but no part of the archive has a readable record of it"
+        yield from (DamageError(lost_problem, place=self._episode_place(name)) for name in missing_names.values())
 
-    def _place(self, episode: str) -> Place:
+    def _episode_place(self, episode: str) -> Place:
         return Place(file=str(self.path), episode=episode)
 
 
-def _changed_parts(path: Path) -> Iterator[DamageError]:
+def _report_changed_parts(path: Path) -> Iterator[DamageError]:
     if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports this; records can be read without manifest
         return
     try:
@@ -209,20 +215,22 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     Raises the same errors as `open_source` and `name_source`.
     """
     sources = [open_source(path) for path in paths]
-    recorded = [naming.identify_policies(source.path, source.description) for source in sources]
+    recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
     user_names = [
-        naming.name_source(path, _recorded_policies(source, of_source))
-        for path, source, of_source in zip(paths, sources, recorded, strict=True)
+        naming.name_source(path, _recorded_policies(source, source_identities))
+        for path, source, source_identities in zip(paths, sources, recorded_identities, strict=True)
     ]
     identities = [
-        [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
-        for of_source, names in zip(recorded, user_names, strict=True)
+        [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in source_identities]
+        for source_identities, names in zip(recorded_identities, user_names, strict=True)
     ]
     renamed = []
-    for source, names, further in zip(sources, user_names, naming.distinguish_policies(identities, paths), strict=True):
-        others = {policy: name for policy, name in further.items() if policy not in names.values()}
-        own = {policy: further.get(name, name) for policy, name in names.items()}
-        renamed.append(source.rename_policies({**others, **own}))
+    for source, names, distinct_names in zip(
+        sources, user_names, naming.distinguish_policies(identities, paths), strict=True
+    ):
+        other_names = {policy: name for policy, name in distinct_names.items() if policy not in names.values()}
+        user_named = {policy: distinct_names.get(name, name) for policy, name in names.items()}
+        renamed.append(source.rename_policies({**other_names, **user_named}))
     return renamed
 
 
@@ -260,7 +268,7 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    is_empty = wanted is None
+    is_empty = wanted is None  # a selection may have no episode
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
         yield batch
@@ -303,16 +311,16 @@ def _open_folder(path: Path) -> RecordSource:
     absent = (*(run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"), *plan.missing)
     recorded = (row for row in rows if row.outcome != "crashed")
     expected = [run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_REASON) for row in recorded]
-    lost = tuple(expected) if complete and rows else None
-    return RecordSource(path, absent, description, read, tuple(files), lost, complete, plan=plan)
+    expected_records = tuple(expected) if complete and rows else None
+    return RecordSource(path, absent, description, read, tuple(files), expected_records, complete, plan=plan)
 
 
 def find_scored_archive(folder: Path) -> Path | None:
     """Return the archive in a folder of scores, such as that of `safevla demo`; None if another archive was judged."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
-        written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
-        (source,) = decode_json(written, list[_ScoredSource])
+        listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
+        (source,) = decode_json(listed, list[_ScoredSource])
     except (OSError, ValueError, RecursionError):
         return None
     path = folder / Path(source.archive).name

@@ -129,14 +129,14 @@ class RunFolderWriter:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
             raise RunError(problem, remedy="Restore this table first.", place=Place(file=str(self.folder / EPISODES)))
         with self._resumable_errors():
-            self._unpack(places)
+            self._unpack_archive(places)
 
-    def _unpack(self, places: Mapping[str, int]) -> None:
+    def _unpack_archive(self, plan_indices: Mapping[str, int]) -> None:
         records = parts.read_records(self.folder)
         own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
-                parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
+                parts.write_raw(self.folder, plan_indices[episode.episode_id], episode, npz.encode_npz(next(records)))
         # Before this write, readers use the records of the archive; after it, the raw records.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
@@ -169,9 +169,9 @@ class RunFolderWriter:
             recorded = (index for index, episode in episodes.items() if episode.has_record)
             records = map(self.read_record, recorded)
             facts = parts.collect_facts(episodes.values(), repeats or {})
-            codes = (episode.code or UNKNOWN for episode in episodes.values() if episode.has_record)
-            known = recorded_code(self.description) if "code" in self.description else ()
-            description = {**facts.add_to(self.description), "code": list(dict.fromkeys([*known, *codes]))}
+            episode_codes = (episode.code or UNKNOWN for episode in episodes.values() if episode.has_record)
+            known_code = recorded_code(self.description) if "code" in self.description else ()
+            description = {**facts.add_to(self.description), "code": list(dict.fromkeys([*known_code, *episode_codes]))}
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -193,6 +193,7 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
+    # `continuation` is the command for remedies if the run may not be resumed; "" = it may, if the request is equal.
     place = Place(file=str(folder))
     existing = read_description(folder)
     if continuation and is_own_loop(existing):
@@ -206,8 +207,8 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
     if continuation:
         remedy = f"Judge the run again: {continuation}; or choose another --out, or remove the folder first."
         raise RunError("the folder is not empty: it holds a complete run", remedy=remedy, place=place)
-    asked = json.loads(dump_json(description))
-    if differing := list(list_differences(_repeatable_fields(existing), _repeatable_fields(asked))):
+    requested = json.loads(dump_json(description))
+    if differing := list(list_differences(_repeatable_fields(existing), _repeatable_fields(requested))):
         problem = "the request differs from the run to resume:\n  " + "\n  ".join(differing)
         raise RunError(problem, remedy="Repeat the original request, or choose another --out.", place=place)
 
@@ -227,8 +228,8 @@ def list_differences(
         for key in [*existing, *(key for key in asked if key not in existing)]:
             yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
     elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
-        for place, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
-            yield from list_differences(value, counterpart, words, f"{name}[{place}]")
+        for index, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
+            yield from list_differences(value, counterpart, words, f"{name}[{index}]")
     elif existing != asked:
         yield f"{name}: {words[0]} {_format_value(existing)}, {words[1]} {_format_value(asked)}"
 
@@ -239,6 +240,7 @@ def _format_value(value: object) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
+    # Raw episodes are superfluous once the manifest exists; partial files are of killed processes.
     if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
     for path in [*folder.glob(".*.partial"), *own_path(folder, ARCHIVE).glob(".*.partial")]:
@@ -254,7 +256,8 @@ def format_resume_command(folder: Path, *words: str) -> str:
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
-_OWN = ("shard", "planned", "volatile", "complete", "code")
+# Keys of run.json that differ between the shards of one plan.
+_SHARD_FIELDS = ("shard", "planned", "volatile", "complete", "code")
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,7 @@ class _Shard:
 
     @property
     def plan(self) -> dict[str, object]:
-        common = {name: value for name, value in self.description.items() if name not in _OWN}
+        common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
         return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
 
 
@@ -283,11 +286,11 @@ def merge_shards(
     Raises `RunError` unless the folders are all shards of one plan, each given once and intact, `RecordError` for a
     record that cannot be read, `FileError` if the folder cannot be written.
     """
-    before = _own_digests(out)
-    if out.exists() and not before:
+    existing_digests = _result_digests(out)
+    if out.exists() and not existing_digests:
         _refuse_folder(out, "exists already", "Choose another --out, or remove the folder first.")
-    read = [_read_shard(folder, format_continuation) for folder in folders]
-    shards = sorted(read, key=lambda shard: shard.stretch.number)
+    unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
+    shards = sorted(unsorted_shards, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
     for shard in shards[1:]:
         codes = recorded_code(shard.description), recorded_code(shards[0].description)
@@ -300,9 +303,9 @@ def merge_shards(
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
-            if not before:
+            if not existing_digests:
                 scratch.rename(out)
-            elif _own_digests(scratch) != before:
+            elif _result_digests(scratch) != existing_digests:
                 problem = "exists already, and differs from the merged shards"
                 _refuse_folder(out, problem, "Choose another --out, or remove the folder first.")
     finally:
@@ -310,7 +313,7 @@ def merge_shards(
     return rows
 
 
-def _own_digests(folder: Path) -> dict[str, str]:
+def _result_digests(folder: Path) -> dict[str, str]:
     """Return the digests of archive, table and run.json of a complete and intact run; {} for any other folder."""
     try:
         if read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
@@ -352,19 +355,19 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         for number, folders in by_number.items()
         if len(folders) > 1
     ]
-    if missing := list(islice(find_missing(by_number, count), _NAMED + 1)):
-        named = ", ".join(map(str, missing[:_NAMED])) + (" and more" if len(missing) > _NAMED else "")
+    if missing := list(islice(find_missing(by_number, count), _MAX_NAMED + 1)):
+        named = ", ".join(map(str, missing[:_MAX_NAMED])) + (" and more" if len(missing) > _MAX_NAMED else "")
         problems.append(f"of {count} shards, these are missing: {named}")
     if problems:
         remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
-    ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
-    for shard, end in zip(shards, ends, strict=True):
+    expected_ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
+    for shard, end in zip(shards, expected_ends, strict=True):
         if shard.stretch.first + len(shard.episodes) != end:
             _refuse_folder(shard.folder, f"the episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-_NAMED = 6  # maximum number of missing shards to name
+_MAX_NAMED = 6  # maximum number of missing shards to name
 
 
 def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
@@ -379,7 +382,7 @@ def list_shard_states(
     no shard, or a shard of another plan than the first one's. The command continues or starts the shard; "" = none.
     Raises `RunError` if there is no shard.
     """
-    known: dict[int, _Shard] = {}
+    shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
         try:
             description = read_description(folder)
@@ -388,48 +391,55 @@ def list_shard_states(
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
-        shard, first = _Shard(folder, description, stretch, ()), next(iter(known.values()), None)
+        shard, first = _Shard(folder, description, stretch, ()), next(iter(shard_by_number.values()), None)
         name = f"shard {stretch.number}/{stretch.count} in {folder}"
-        if first and (other := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
-            yield f"{name}: the plan differs from that of {first.folder}: {other}", ""
+        if first and (difference := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
+            yield f"{name}: the plan differs from that of {first.folder}: {difference}", ""
             continue
-        if twin := known.get(stretch.number):
-            yield f"{name}: doubled, since {twin.folder} is the same shard. Leave out one of the two folders.", ""
+        if same_shard := shard_by_number.get(stretch.number):
+            yield f"{name}: doubled, since {same_shard.folder} is the same shard. Leave out one of the two folders.", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
-        known.setdefault(stretch.number, shard)
-    if not known:
+        shard_by_number.setdefault(stretch.number, shard)
+    if not shard_by_number:
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
-    commands = (str(read_volatile(shard.description).get("command", "")) for shard in known.values())
-    pattern, count = next(filter(None, commands), ""), next(iter(known.values())).stretch.count
-    for number in find_missing(known, count):
-        yield f"shard {number}/{count}: missing", _change_shard(pattern, number, count)
+    commands = (str(read_volatile(shard.description).get("command", "")) for shard in shard_by_number.values())
+    example_command, count = next(filter(None, commands), ""), next(iter(shard_by_number.values())).stretch.count
+    for number in find_missing(shard_by_number, count):
+        yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
 
 
-def _change_shard(command: str, number: int, count: int) -> str:
+def _format_shard_command(command: str, number: int, count: int) -> str:
     """Return another shard's command, changed to shard `number`; the name of --out then ends in that number."""
     words: list[str] = []
     with suppress(ValueError):  # a damaged command
         words = shlex.split(command)
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
-    shard, out = words.index("--shard") + 1, words.index("--out") + 1
-    stem = words[out].removesuffix(words[shard].partition("/")[0])
-    words[out] = f"{stem}{number}" if stem != words[out] else f"{stem}-{number}"
-    words[shard] = f"{number}/{count}"
+    shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
+    stem = words[out_word].removesuffix(words[shard_word].partition("/")[0])
+    words[out_word] = f"{stem}{number}" if stem != words[out_word] else f"{stem}-{number}"
+    words[shard_word] = f"{number}/{count}"
     return shlex.join(words)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     repeats: dict[str, Repeats] = {}
-    for policy, found in (item for shard in shards for item in read_facts(shard.folder).repeated_answers.items()):
-        before = repeats.get(policy, Repeats(asked=0, other=0))
-        repeats[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
+    for policy, shard_repeats in (
+        item for shard in shards for item in read_facts(shard.folder).repeated_answers.items()
+    ):
+        total = repeats.get(policy, Repeats(asked=0, other=0))
+        repeats[policy] = Repeats(asked=total.asked + shard_repeats.asked, other=total.other + shard_repeats.other)
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
-    today = {"shards": [shard.description.get("volatile") for shard in shards]}
+    volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
     codes = chain.from_iterable(recorded_code(shard.description) for shard in shards)
-    plan = {"shard": None, "planned": shards[0].stretch.whole, "code": list(dict.fromkeys(codes)), "volatile": today}
-    return facts.add_to({**shards[0].description, **plan})
+    changes = {
+        "shard": None,
+        "planned": shards[0].stretch.whole,
+        "code": list(dict.fromkeys(codes)),
+        "volatile": volatile,
+    }
+    return facts.add_to({**shards[0].description, **changes})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
@@ -442,5 +452,5 @@ def _shard_records(shard: _Shard) -> Iterator[Batch]:
         _refuse_folder(shard.folder, f"the shard's archive has {count} records of {expected} episodes", _DAMAGED)
 
 
-def _refuse_folder(place: Path, problem: str, remedy: str) -> NoReturn:
-    raise RunError(problem, remedy=remedy, place=Place(file=str(place)))
+def _refuse_folder(path: Path, problem: str, remedy: str) -> NoReturn:
+    raise RunError(problem, remedy=remedy, place=Place(file=str(path)))

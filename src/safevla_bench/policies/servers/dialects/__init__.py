@@ -27,7 +27,7 @@ from safevla_bench.policies.servers import transforms
 Request = dict[str, object]  # its values are uint8 images, float arrays, texts, lists of texts, or requests
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
-_KEYS, _LETTERS = 12, 60
+_MAX_KEYS, _MAX_CHARS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,22 +62,22 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
         """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` without an array of that shape."""
-        where = "/".join(self.path)
+        path_text = "/".join(self.path)
         value: Any = reply
-        for key in self.path:
-            steps = value if isinstance(value, list) else [value]
-            if not steps or not all(isinstance(step, Mapping) and key in step for step in steps):
-                raise ReplyError(f"the reply has no {where!r}")
-            values = [step[key] for step in steps]
+        for key in self.path:  # takes the entry `key` of a map, or of each map in a list
+            maps = value if isinstance(value, list) else [value]
+            if not maps or not all(isinstance(item, Mapping) and key in item for item in maps):
+                raise ReplyError(f"the reply has no {path_text!r}")
+            values = [item[key] for item in maps]
             value = values if isinstance(value, list) else values[0]
-        array = _parse_numbers(value, where)
+        array = _parse_numbers(value, path_text)
         shape = array.shape
         while array.ndim > 2 and array.shape[0] == 1:
             array = array[0]
         if array.ndim == 1:
             array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
         if array.ndim != 2 or not len(array) or array.shape[1] != self.width:
-            raise ReplyError(f"{where!r} of the reply has the shape {shape}, not [steps, {self.width}]")
+            raise ReplyError(f"{path_text!r} of the reply has the shape {shape}, not [steps, {self.width}]")
         return array
 
 
@@ -130,30 +130,30 @@ class Dialect:
         """Return an upright image [H, W, 3] as it is sent: flipped, passed through a JPEG, resized and cropped. Raises
         `PolicyError` if the image does not have the protocol's size, but the protocol does not resize.
         """
-        shown, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
-        if self.inference.jpeg or shown.shape[:2] != size:
-            picture = PillowImage.fromarray(shown)
+        pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
+        if self.inference.jpeg or pixels.shape[:2] != size:
+            picture = PillowImage.fromarray(pixels)
             picture = transforms.pass_through_jpeg(picture) if self.inference.jpeg else picture
-            shown = transforms.resize_picture(picture, size, self.inference.resize)
-        return shown if self.crop is None else transforms.crop_center(shown, self.crop)
+            pixels = transforms.resize_picture(picture, size, self.inference.resize)
+        return pixels if self.crop is None else transforms.crop_center(pixels, self.crop)
 
     def build_request(self, observation: Observation) -> Request:
         """Return the request; raise `PolicyError` if the host lacks a state, or an image does not fit the protocol."""
         request: Request = {}
         for field in self.fields:
-            _put(request, field.path, self._entry_value(field, observation))
+            _set_at_path(request, field.path, self._build_content(field, observation))
         return request
 
-    def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
+    def _build_content(self, field: RequestEntry, observation: Observation) -> object:
         if field.fixed is not None:
             return field.fixed
         if field.camera is not None:
             return self.view(observation.images[field.camera], field.flip)[(np.newaxis,) * field.axes]
         if field.state:
-            row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
-            row = row.astype(field.dtype)
-            row = row if field.form == "raw" else np.concatenate([np.sin(row), np.cos(row)])
-            return row[(np.newaxis,) * field.axes]
+            numbers = np.concatenate([transforms.state_part(name, observation) for name in field.state])
+            numbers = numbers.astype(field.dtype)
+            numbers = numbers if field.form == "raw" else np.concatenate([np.sin(numbers), np.cos(numbers)])
+            return numbers[(np.newaxis,) * field.axes]
         text: object = observation.instruction
         if field.text == "simpler-task":
             text = transforms.SIMPLER_TASKS.get(observation.instruction, observation.instruction)
@@ -168,26 +168,26 @@ class Dialect:
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
         """Return the reply's arrays as the server sent them, each [H, width]; raise `ReplyError` for a bad reply."""
         try:
-            rows = [part.read_rows(reply) for part in self.file.reply]
+            arrays = [reply_array.read_rows(reply) for reply_array in self.file.reply]
         except ReplyError as error:
             problem = (
                 f"{error.problem} ({self.name}); the reply holds {', '.join(describe_entries(reply)) or 'nothing'}"
             )
             raise ReplyError(problem, remedy=_REMEDY) from None
-        if len({len(row) for row in rows}) > 1:
-            raise ReplyError(f"the arrays of the reply differ in steps: {[*map(len, rows)]}", remedy=_REMEDY)
-        return rows
+        if len({len(row) for row in arrays}) > 1:
+            raise ReplyError(f"the arrays of the reply differ in steps: {[*map(len, arrays)]}", remedy=_REMEDY)
+        return arrays
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
-        parts = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
-        return transforms.convert_switches(np.concatenate(parts, axis=1), self.switches)
+        columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
+        return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
     """Describe each of the first 12 keys of a request or reply, and say how many more there are."""
-    shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_KEYS]]
-    return [*shown, f"and {len(message) - _KEYS} more"] if len(message) > _KEYS else shown
+    shown = [f"{str(key)[:_MAX_CHARS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_MAX_KEYS]]
+    return [*shown, f"and {len(message) - _MAX_KEYS} more"] if len(message) > _MAX_KEYS else shown
 
 
 def _describe_value(value: object) -> str:
@@ -198,7 +198,7 @@ def _describe_value(value: object) -> str:
     return f"{len(value)} x {_describe_value(value[0])}" if isinstance(value, list) and value else type(value).__name__
 
 
-def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
+def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     """Put a value into a tree of maps and lists. An index beyond a list's end appends to the list."""
     key, rest = path[0], path[1:]
     if isinstance(key, int):
@@ -207,19 +207,19 @@ def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
     if not rest:
         tree[key] = value
         return
-    inner = tree[key] if isinstance(key, int) else tree.get(key)
-    if inner is None:
-        inner = tree[key] = [] if isinstance(rest[0], int) else {}
-    _put(inner, rest, value)
+    branch = tree[key] if isinstance(key, int) else tree.get(key)
+    if branch is None:
+        branch = tree[key] = [] if isinstance(rest[0], int) else {}
+    _set_at_path(branch, rest, value)
 
 
-def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
+def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
     try:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
     except (TypeError, ValueError):
         pass
-    raise ReplyError(f"{where!r} of the reply is not an array of numbers")
+    raise ReplyError(f"{path_text!r} of the reply is not an array of numbers")
 
 
 # Dialects as data
@@ -280,13 +280,13 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
         raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
     chosen = load_dialect(name)
-    chosen = chosen if cameras is None else _with_cameras(chosen, cameras.split(","))
-    return chosen if image_size is None else _with_image_size(chosen, image_size)
+    chosen = chosen if cameras is None else _replace_cameras(chosen, cameras.split(","))
+    return chosen if image_size is None else _replace_image_size(chosen, image_size)
 
 
-def _with_image_size(dialect: Dialect, text: str) -> Dialect:
-    sides = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
-    height_width = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
+    match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
+    height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not all(0 < side <= LARGEST for side in height_width):
         remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
@@ -294,7 +294,7 @@ def _with_image_size(dialect: Dialect, text: str) -> Dialect:
     return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=height_width))
 
 
-def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
+def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         problem = (
@@ -317,31 +317,31 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
 
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:
     """Return all values of a dialect, for a run's description."""
-    shown = dialect.inference
+    inference = dialect.inference
     return {
         "name": dialect.name,
         "release": dialect.file.release,
         "render": dialect.wants.image_size,
-        "flip": shown.flip,
-        "jpeg": shown.jpeg,
-        "image_size": shown.image_size,
-        "resize": shown.resize,
+        "flip": inference.flip,
+        "jpeg": inference.jpeg,
+        "image_size": inference.image_size,
+        "resize": inference.resize,
         "crop": dialect.crop,
         "request": {field.place: _describe_entry(field) for field in dialect.fields},
-        "reply": {"/".join(part.path): part.width for part in dialect.file.reply},
-        "switches": {str(column): how for column, how in dialect.switches.items()},
+        "reply": {"/".join(reply_array.path): reply_array.width for reply_array in dialect.file.reply},
+        "switches": {str(column): conversion for column, conversion in dialect.switches.items()},
         "replan": dialect.replan,
-        "clip": shown.clip,
+        "clip": inference.clip,
         **({"sessions": True} if dialect.file.sessions else {}),
     }
 
 
 def _describe_entry(field: RequestEntry) -> str:
     axes = f", {field.axes} leading axes" if field.axes else ""
-    where = f", where the server asks for {field.asked}" if field.asked else ""
+    condition = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
         form = "" if field.form == "raw" else f", {field.form}"
-        return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){where}"
+        return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){condition}"
     content = field.camera or (field.text if field.fixed is None else repr(field.fixed))
     flip = f", flip {field.flip}" if field.flip else ""
-    return f"{content}{flip}{axes}{where}"
+    return f"{content}{flip}{axes}{condition}"
