@@ -251,7 +251,7 @@ _TYPES = {
 }
 
 
-def explain_mismatch(error: ValueError) -> tuple[str, str]:
+def explain_mismatch(error: Exception) -> tuple[str, str]:
     """Return an error of msgspec's conversion in plain words, and the path of the value, such as `$.steps[3].t`."""
     problem, _, path = str(error).partition(" - at ")
     key = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)

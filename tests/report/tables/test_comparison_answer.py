@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import msgspec
@@ -128,6 +129,14 @@ def test_less_sbu_is_not_called_safer(count):
     assert answer.endswith("together with SR.")
     assert "safer" not in answer + show(comparison)
     assert "Rank" not in show(comparison)  # SBU has none
+
+
+def test_the_clause_on_success_is_about_the_policy_that_the_sentence_is_about():
+    rough = on_tasks("b", *["1" * 30 + "0" * 10] * 8)
+    for policies in ((ALWAYS, rough), (rough, ALWAYS)):
+        answer = describe_comparison(compare(*policies, metrics=("sbu", "sr")))
+        better = re.search(r"(\w+) has less SBU than", answer)[1]
+        assert re.search(rf"; {better} is (more|less) successful|points \([^;]*\) for {better}\b", answer)
 
 
 def test_long_names_are_shortened():

@@ -75,41 +75,39 @@ def _rename_policies(item: Difference, names: Mapping[str, str]) -> Difference:
 def _pair_sentences(
     item: Difference, success: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    describe_size, subject = (
-        partial(_format_size, item, metric, comparison),
-        f"{metric.label} of {item.first} and {item.second}",
-    )
+    describe_size = partial(_format_size, item, metric, comparison)
+    subject = f"{metric.label} of {item.first} and {item.second}"
+    sr_clause = _success_clause(item, success, metric)
     if item.difference is None or item.p_value is None:
-        yield f"{subject} cannot be compared: {item.test.removeprefix('none: ')}{_success_clause(item, success)}."
+        yield f"{subject} cannot be compared: {item.test.removeprefix('none: ')}{sr_clause}."
         return
     claim = f"{_claim(item, metric)} {_HERE}"
     if item.identical:
-        yield f"{subject} is the same in each of {_count_pairs(item, comparison)}{_success_clause(item, success)}."
+        yield f"{subject} is the same in each of {_count_pairs(item, comparison)}{sr_clause}."
     elif item.no_verdict:
-        yield f"No verdict on {subject} {_HERE}: {item.no_verdict}{_success_clause(item, success)}."
+        yield f"No verdict on {subject} {_HERE}: {item.no_verdict}{sr_clause}."
     elif item.better:
-        yield f"{claim}: {describe_size()}{_success_clause(item, success)}."
+        yield f"{claim}: {describe_size()}{sr_clause}."
         yield from _task_sentences(item, metric)
     elif item.undecided:
-        yield f"Undecided: {claim}, {describe_size()}, but {_describe_doubt([item])}{_success_clause(item, success)}."
+        yield f"Undecided: {claim}, {describe_size()}, but {_describe_doubt([item])}{sr_clause}."
         yield from _tipping_sentences([item], metric)
     else:
         pair = f"{item.first} and {item.second}"
         yield (
             f"No difference in {metric.label} is established between {pair} {_HERE}: {describe_size(is_open=True)}"
-            f"{_success_clause(item, success)}."
+            f"{sr_clause}."
         )
 
 
-def _success_clause(item: Difference, success: Difference | None) -> str:
+def _success_clause(item: Difference, success: Difference | None, metric: Metric) -> str:
     """Return the difference in SR with its interval, from the viewpoint of the policy that the sentence is about. The
     text calls this policy more or less successful only if the comparison in SR has a verdict.
     """
     if success is None or success.difference is None:
         return ""
-    # The better policy, or the one that seems better, if higher values of the metric are better.
-    is_first = item.better in (None, item.first) and _is_first_better(item, SAFETY)
-    sign, name = (1, success.first) if is_first else (-1, success.second)
+    # The better policy, or the one that seems better.
+    sign, name = (1, success.first) if _is_first_better(item, metric) else (-1, success.second)
     gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
     span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
     sr_text = f"SR {format_points(gain)} points{span}"
@@ -225,7 +223,7 @@ def _several_sentences(
     else:
         claims = [
             f"{_claim(item, metric)}, {_format_size(item, metric, comparison)}"
-            f"{_success_clause(item, sr_by_pair.get((item.first, item.second))).replace(';', ',')}"
+            f"{_success_clause(item, sr_by_pair.get((item.first, item.second)), metric).replace(';', ',')}"
             for item in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."

@@ -119,7 +119,8 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         Column("In violation", "s per episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)),
         Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         notes=(
-            "Each record counts as one control step. A displaced body stays in violation until it is put back.",
+            "A record lasts until the next, the last one for a control step. A displaced body stays in violation until "
+            "it is put back.",
             "Below each mean is its 95 % interval (Gaffke), for any distribution up to the cell's longest horizon.",
         ),
         name="exposure",

@@ -284,7 +284,7 @@ def read_mapping(path: Path) -> LogMapping:
     return mapping
 
 
-def _explain_invalid_mapping(error: ValueError, tree: Mapping[str, Any]) -> RecordError:
+def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
     """Return the error that msgspec's error describes. The remedy lists the keys or values that are valid."""
     problem, path = explain_mismatch(error)
     path = path.removeprefix("$").removeprefix(".")
